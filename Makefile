@@ -42,6 +42,7 @@ test: setup
 
 # Each takes five seconds or more, and others test most of what it does: for whoever waits, `make test` leaves them out.
 test-long: export PYTHONDONTWRITEBYTECODE =
+test-long: export STRANDLINE_BROWSER = 1
 test-long: setup archive
 	$(RUN) python -m pytest -m "long and not soak" $(or $(ARGS),$(PARALLEL))
 

@@ -120,10 +120,24 @@ setup_java() {
   export JAVA_HOME="$known"
 }
 
+# --- Chromium, for tests of the page (STRANDLINE_BROWSER=1) ---------------------------------------------------------
+
+setup_browser() {
+  for browser in chromium chromium-browser google-chrome; do
+    command -v "$browser" >/dev/null && return
+  done
+  [ -e "$venv/no-browser" ] && return
+  say "installing Chromium for the tests of the page"
+  install_first chromium chromium-browser && return
+  say "no Chromium can be installed: tests of the page in a browser are skipped"
+  : >"$venv/no-browser"
+}
+
 # --------------------------------------------------------------------------------------------------------------------
 
 setup_python
 setup_java
+[ -z "${STRANDLINE_BROWSER:-}" ] || setup_browser
 if [ "$#" -gt 0 ]; then
   export VIRTUAL_ENV="$venv" PATH="$venv/bin:$JAVA_HOME/bin:$PATH"
   exec "$@"

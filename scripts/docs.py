@@ -9,6 +9,7 @@ import ast
 import logging
 import os
 import re
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -54,6 +55,9 @@ def stage(staged: Path) -> list[Any]:
     """Write all pages below a directory, where they stand in the repository; return the navigation."""
     for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/*.svg")):
         _write(staged / path.relative_to(ROOT), path.read_text("utf-8"))
+    for path in ROOT.glob("docs/ui/*.png"):
+        (staged / "docs/ui").mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, staged / "docs/ui")
     for name, text in reference.pages().items():
         _write(staged / "reference" / name, text)
     for path in (*ROOT.glob("examples/[a-z]*.py"), *ROOT.glob("examples/payments/[a-z]*.py")):
@@ -73,7 +77,7 @@ def stage(staged: Path) -> list[Any]:
     return [
         "README.md", "docs/README.md",
         {"Programs": pages(*_PROGRAMS)}, {"State": pages(*_STATE)}, {"Sources and sinks": pages(*_ENDS)},
-        {"Running": pages("operations", "replay", "clusters")}, {"Examples": all_of("examples", examples)},
+        {"Running": pages("operations", "ui", "replay", "clusters")}, {"Examples": all_of("examples", examples)},
         {"Reference": [f"reference/{name}" for name in reference.pages()]},
         {"Inside": [
             "ARCHITECTURE.md", *pages("format", "benchmarks", "papers"), {"Design": all_of("docs/design", designs)},
@@ -104,7 +108,9 @@ def _relinked(page: Path, staged: Path) -> str:
     def relinked(link: re.Match[str]) -> str:
         label, target, anchor = link[1], link[2], link[3] or ""
         path = Path(os.path.normpath(page.parent / target))
-        for candidate in (path,) if path.suffix in (".md", ".svg") else (path.with_suffix(".md"), path / "README.md"):
+        for candidate in (
+            (path,) if path.suffix in (".md", ".svg", ".png") else (path.with_suffix(".md"), path / "README.md")
+        ):
             if candidate.is_file():
                 return f"[{label}]({os.path.relpath(candidate, page.parent)}{anchor})"
         return label if (ROOT / path.relative_to(staged)).exists() else link[0]

@@ -43,6 +43,7 @@ def test_a_checkpoint_from_trigger_to_manifest(run: Run, clock: ManualClock) -> 
     assert run.coordinator.advance() is None
     stats = run.coordinator.history[0]
     assert (stats.status, stats.acknowledged, stats.total_partitions) == ("in_progress", 1, 2)
+    assert stats.waits_for == ("operator 'detect' partition 1", "the source", "the sinks")
     run.coordinator.report("detect", 1, checkpoint, run.snapshot("detect", 1, checkpoint))
     assert run.coordinator.advance() is None, "source and sinks are not there yet"
     run.deliver_rest(checkpoint)

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from strandline.checkpoint.history import CheckpointStats, Phases, SinkStats
+from strandline.control.recent import EpochStats, Interruption, OperatorTime, Recent
 from strandline.control.status import (
+    GraphNode,
     KeeperStatus,
     OperatorStatus,
     Savepoint,
@@ -24,7 +26,7 @@ from strandline.core.errors import CheckpointError
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.keeper.lookups import LookupResult, LookupTable, table_of
-from strandline.runtime.reached import WatermarkStatus
+from strandline.runtime.reached import OriginStatus, WatermarkStatus
 from strandline.snapshot.savepoints.progress import SavepointProgress
 from strandline.types.records import record_type
 
@@ -46,7 +48,29 @@ FILES = SourceStatus(
 )
 KAFKA = SourceStatus("orders", "KafkaV2[Subscribe[orders]]", {"o": {"0": 5}}, {"o": {"0": 9}}, offsets_behind=4)
 OPERATORS = [OperatorStatus("detect", "Detect", 2, 128), OperatorStatus("top", "Top", 1, 128)]
-REACHED = WatermarkStatus("ts", "clicks", "2026-01-01T00:00:00+00:00", "ann", 3, 1)
+ORIGINS = [
+    OriginStatus("ann", "2026-01-01T00:00:00+00:00", 240_000),
+    OriginStatus("cid", "2026-01-01T00:01:00+00:00", 900_000, idle=True),
+    OriginStatus("bob", "2026-01-01T00:05:00+00:00", 0),
+]
+REACHED = WatermarkStatus("ts", "clicks", "2026-01-01T00:00:00+00:00", "ann", 3, 1, ORIGINS)
+GRAPH = [
+    GraphNode("source:clicks", "source", "clicks"),
+    GraphNode("source:orders", "source", "orders"),
+    GraphNode("operator:detect", "operator", "detect", "Detect", {"source:clicks": "", "source:orders": ""}),
+    GraphNode("operator:top", "operator", "top", "Top", {"operator:detect": ""}),
+    GraphNode("sink:out", "sink", "out", "file", {"operator:top": "", "operator:detect": "dead_letters"}),
+]
+RECENT = Recent(
+    [STATS],
+    [
+        EpochStats(n, 1_700_000_000_000 + 1000 * n, 100 * n, 400.0, 80.0, 0.5, 7 if n == 12 else None, [
+            OperatorTime("detect", 0, 210.0, 30.0, 150.0), OperatorTime("top", 0, 40.0, 5.0, 40.0),
+        ])
+        for n in (11, 12)
+    ],
+    [Interruption("failure", 1_700_000_000_000, 2_500, "it broke\nbadly", 5, 250)],
+)  # fmt: skip
 
 OPERATOR = OperatorInfo(
     uid="detect", backend="rocksdb", parallelism=2, max_parallelism=128, key_schema="card string, n bigint",
@@ -78,8 +102,11 @@ class FakeRun:
             last_checkpoint=STATS, last_failure="it broke\nbadly",
             last_failure_ms=1_700_000_000_000, epoch=12, watermarks=[REACHED], keepers=[KEEPER, OTHER],
             source_progress=[FILES, KAFKA], rows_in=1000, rows_per_s=2.5, uncovered_ms=3_000,
-            parallelism=2, follows=True, operators=OPERATORS, standbys=STANDBYS,
+            parallelism=2, follows=True, operators=OPERATORS, standbys=STANDBYS, graph=GRAPH,
         )  # fmt: skip
+
+    def recent(self) -> Recent:
+        return RECENT
 
     def checkpoint(
         self, timeout: float | None = None, *, progress: Callable[[CheckpointStats], object] | None = None

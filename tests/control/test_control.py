@@ -7,13 +7,15 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from strandline.control import server, wire
+from strandline.checkpoint.history import PartitionStats
+from strandline.control import commands, server, wire
 from strandline.control.client import call, find_driver, find_drivers
-from strandline.control.commands import CHECKPOINT, COMMANDS, PING, STATUS, Command, NoArguments, TakeCheckpoint
+from strandline.control.commands import CHECKPOINT, COMMANDS, PING, RECENT, STATUS, Command, NoArguments, TakeCheckpoint
 from strandline.control.server import ControlServer
 from strandline.control.wire import Hello, ProgressMessage
 from strandline.core.errors import (
@@ -21,8 +23,10 @@ from strandline.core.errors import (
     StrandlineError,
     UnavailableError,
 )
+from strandline.core.ids import CheckpointId, Partition
 from strandline.core.version import VERSION
 from strandline.keeper.paths import Places
+from tests.control import fake
 from tests.control.fake import KEEPER, REACHED, STATS, FakeRun
 from tests.control.serving import Serve
 from tests.control.talking import wait_until
@@ -39,6 +43,21 @@ def test_a_driver_is_found_by_its_jobs_name_and_answers(serve: Serve, local_dir:
     status = call(driver, STATUS, NoArguments())
     assert status == FakeRun().status()
     assert (status.last_checkpoint, status.watermarks, status.keepers[0]) == (STATS, [REACHED], KEEPER)
+
+
+def test_the_recent_past_is_asked_for_and_old_checkpoints_lack_their_parts_where_there_are_many(
+    serve: Serve, local_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = FakeRun()
+    serve(run)
+    driver = find_driver(local_dir, "alerts")
+    assert call(driver, RECENT, NoArguments()) == fake.RECENT
+    parts = tuple(PartitionStats("detect", Partition(n), 1.0, 2.0, 3) for n in range(3))
+    checkpoints = [replace(STATS, checkpoint=CheckpointId(n), partitions=parts) for n in (1, 2, 3)]
+    monkeypatch.setattr(run, "recent", lambda: replace(fake.RECENT, checkpoints=checkpoints))
+    monkeypatch.setattr(commands, "_MOST_PARTS", 6)
+    answer = call(driver, RECENT, NoArguments())
+    assert [(each.checkpoint, len(each.partitions)) for each in answer.checkpoints] == [(1, 0), (2, 3), (3, 3)]
 
 
 def test_a_checkpoint_tells_of_its_progress_and_others_are_answered_meanwhile(

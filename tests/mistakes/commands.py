@@ -92,6 +92,11 @@ def go_back_to_drained(stage: Stage) -> None:
 LOCAL = "--local-dir {}/l"
 
 MISTAKES = [
+    command(
+        "a page of a directory that is not there", "ui {}/nowhere", "nowhere: expected a directory, and it is not there"
+    ),
+    command("a page at a port that no machine has", "ui --port 70000", "--port", "65535"),
+    command("a page that shows some values", "ui --values some", "--values", "hidden", "shown"),
     mistake(
         "a rollback to a checkpoint with which the job was drained",
         "run",

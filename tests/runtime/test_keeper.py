@@ -47,6 +47,7 @@ def test_an_epoch_is_processed_once_and_replayed_as_it_was(keeper: Keeper) -> No
     ack = first[1]
     assert (ack.uid, ack.partition, ack.epoch, ack.pid) == ("op", 0, keeper.epoch, keeper.pid)
     assert (ack.rows_in, ack.rows_out) == (3, 3)
+    assert 0 < ack.wait_ms <= ack.process_ms
     for _ in range(3):
         assert keeper.run(epoch=keeper.epoch) == first
     assert keeper.counts("a") == [("a", "3")]

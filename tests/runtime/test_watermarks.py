@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strandline.runtime.reached import OriginStatus
 from strandline.runtime.watermarks import Watermarks, WatermarkSpec, describe_changes, time_text
 
 PLAIN = WatermarkSpec("ts", delay_us=5)
@@ -64,6 +65,10 @@ def test_who_holds_it_up_can_be_seen() -> None:
     marks.observe(1, {"a": 200}, 50)
     assert seen(60) == [(time_text(295), "", 1, 0), (time_text(50), "b", 2, 0)]
     assert seen(120) == [(time_text(295), "", 1, 0), (time_text(200), "a", 2, 1)]
+    assert marks.look(2_050)[0].furthest_behind == [OriginStatus("", time_text(295), 2)]
+    assert marks.look(120)[1].furthest_behind == [
+        OriginStatus("b", time_text(50), 0, idle=True), OriginStatus("a", time_text(200), 0),
+    ]  # fmt: skip
     assert seen(200) == [(time_text(295), "", 1, 0), (time_text(200), "", 2, 2)]
     assert marks.reached_us is None, "to look moves nothing"
     assert marks.advance(200) == 295
@@ -246,3 +251,12 @@ def test_against_plain_words(specs: list[WatermarkSpec], observations: list[Any]
         assert marks.advance(now) == reached
         remembered = {f"{specs[index].name}/{origin}" for index, origin in newest.keys() - passed}
         assert marks.stored().keys() - {"watermark"} == remembered
+
+
+def test_a_status_has_the_origins_that_are_the_furthest_behind() -> None:
+    marks = Watermarks([PER], {}, 0)
+    marks.observe(0, {f"o{n}": 1000 - n for n in range(50)}, 0)
+    (status,) = marks.look(5_000_000)
+    assert status.origins == 50
+    assert [each.origin for each in status.furthest_behind] == [f"o{n}" for n in range(49, 29, -1)]
+    assert {each.silent_ms for each in status.furthest_behind} == {5_000}

@@ -166,6 +166,12 @@ def test_a_keeper_that_dies_is_one_message_and_another_when_the_job_goes_on(
     assert "was ended by signal 9 (SIGKILL)" in died
     assert "count-" in died
     eventually(lambda: "s after it failed" in caplog.text, "a line says that it works again")
+    (interruption,) = run.recent().interruptions
+    assert (interruption.kind, interruption.cause, interruption.checkpoint) == (
+        "failure", run.status().last_failure, run.status().restored_from,
+    )  # fmt: skip
+    assert interruption.at_ms == run.status().last_failure_ms
+    assert interruption.down_ms > 0
     assert "goes on from checkpoint" in caplog.text
     small.write_rows(case.root / "in", 2, [("ann", "kill", 1)])
     error = failed(run)

@@ -69,6 +69,8 @@ def test_a_running_job_is_rescaled_each_operator_by_itself_and_its_keepers_are_k
             room[0] = 9
             eventually(lambda: followed(run), "followed")
             assert of(run) == (2, {"profile": 2, "per-kind": 3})
+            causes = [(each.kind, each.cause, each.repeated_rows) for each in run.recent().interruptions]
+            assert causes[0] == ("rescale", "a rescale to per-kind=3", 0)
             assert looked_up(run) == counted(case)
             # A number is for those that have none of their own.
             run.rescale(1)

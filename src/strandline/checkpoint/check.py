@@ -128,7 +128,7 @@ def summaries(jobdir: JobDirectory) -> list[SnapshotSummary]:
         for i, reason in catalog.damaged.items()
     ]  # fmt: skip
     checkpoints += [
-        summary_of(manifest, f"{jobdir.url}/chk-{i}", *_judge(catalog, i, manifest))
+        summary_of(manifest, f"{jobdir.url}/chk-{i}", *judge(catalog, i, manifest))
         for i, manifest in catalog.manifests.items()
     ]
     return sorted(checkpoints, key=lambda summary: summary.checkpoint, reverse=True)
@@ -143,7 +143,7 @@ def summary_of(manifest: Manifest, url: str, state: State, reason: str) -> Snaps
     )  # fmt: skip
 
 
-def _judge(catalog: Catalog, checkpoint: CheckpointId, manifest: Manifest) -> tuple[State, str]:
+def judge(catalog: Catalog, checkpoint: CheckpointId, manifest: Manifest) -> tuple[State, str]:
     """Return a checkpoint's state, and the reason if it is not just complete."""
     if checkpoint in catalog.void:
         return "void", catalog.void[checkpoint]

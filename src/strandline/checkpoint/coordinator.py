@@ -134,7 +134,7 @@ class Coordinator:
     def history(self) -> list[CheckpointStats]:
         """The last checkpoints of this run, oldest first."""
         with self._lock:
-            return self._history.entries()
+            return self._history.entries({each.checkpoint: each.waits_for() for each in self._in_flight})
 
     @property
     def counts(self) -> Counts:

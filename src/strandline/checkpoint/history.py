@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -79,6 +79,8 @@ class CheckpointStats:
     """None until the checkpoint is complete, and if an earlier run took it."""
     sinks: tuple[SinkStats, ...] = ()
     """One for each sink that has shown rows with this checkpoint."""
+    waits_for: tuple[str, ...] = ()
+    """Of one in progress: its missing parts, as text. With none missing, it is being published."""
 
     @property
     def acknowledged(self) -> int:
@@ -108,9 +110,15 @@ class CheckpointHistory:
     _parts: dict[CheckpointId, list[PartitionStats]] = field(default_factory=dict, init=False)
     """The parts of checkpoints in flight: a tuple for each new part would cost much with many partitions."""
 
-    def entries(self) -> list[CheckpointStats]:
-        """Return the kept entries, oldest first."""
-        return [self._with_parts(entry) for entry in self._entries]
+    def entries(self, missing: Mapping[CheckpointId, Sequence[str]] | None = None) -> list[CheckpointStats]:
+        """Return the kept entries, oldest first; `missing` are the parts that those in flight wait for."""
+        entries = map(self._with_parts, self._entries)
+        return [
+            replace(entry, waits_for=tuple(missing[entry.checkpoint]))
+            if missing and entry.checkpoint in missing
+            else entry
+            for entry in entries
+        ]
 
     def start(self, stats: CheckpointStats) -> None:
         """Add a triggered checkpoint."""

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
-from collections.abc import Iterable, Iterator
-from datetime import date, datetime
-from decimal import Decimal
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +13,10 @@ import pyarrow as pa
 from strandline.cli.output import Table, say
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import unique_name
+from strandline.snapshot.rows.plain import first_rows, plain_column
 
 _SHOWN_ROWS = 20
 _CELL_CHARS = 200
-_FIRST = "-290308-12-21T19:59:05.224192"
-"""The first moment in µs since 1970, which is numpy's NaT."""
 
 
 def print_rows(
@@ -36,33 +32,21 @@ def print_rows(
     if json + csv + (parquet is not None) > 1:
         raise ConfigurationError("--json, --csv and --parquet are three forms", hint="give one of them")
     if parquet is not None:
-        _write_parquet(parquet, schema, _first(batches, limit))
+        _write_parquet(parquet, schema, first_rows(batches, limit))
     elif json:
-        _print_json(_first(batches, limit))
+        _print_json(first_rows(batches, limit))
     elif csv:
-        _print_csv(schema, _first(batches, limit))
+        _print_csv(schema, first_rows(batches, limit))
     else:
         _print_table(schema, batches, _SHOWN_ROWS if limit is None else limit)
-
-
-def _first(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
-    left = limit
-    for batch in batches:
-        if left is None:
-            yield batch
-            continue
-        yield batch.slice(0, left)
-        left -= min(left, batch.num_rows)
-        if not left:
-            return
 
 
 def _print_table(schema: pa.Schema, batches: Iterable[pa.RecordBatch], limit: int) -> None:
     numbers = [field.name for field in schema if pa.types.is_integer(field.type) or pa.types.is_floating(field.type)]
     output = Table(*schema.names, right=numbers, is_data=True)
     count = 0
-    for batch in _first(batches, limit + 1):
-        for row in zip(*map(_plain_column, batch.columns), strict=True):
+    for batch in first_rows(batches, limit + 1):
+        for row in zip(*map(plain_column, batch.columns), strict=True):
             if count < limit:
                 output.add(*map(_cell, row))
             count += 1
@@ -81,7 +65,7 @@ def _cell(value: Any) -> str:
 def _print_json(batches: Iterable[pa.RecordBatch]) -> None:
     for batch in batches:
         names = batch.schema.names
-        rows = zip(*map(_plain_column, batch.columns), strict=True)
+        rows = zip(*map(plain_column, batch.columns), strict=True)
         sys.stdout.writelines(json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False) + "\n" for row in rows)
     sys.stdout.flush()
 
@@ -94,7 +78,7 @@ def _print_csv(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
     with csv.CSVWriter(sys.stdout.buffer, pa.schema(plain)) as writer:
         for batch in batches:
             columns = [
-                column if _is_flat(column.type) else pa.array(map(_text, _plain_column(column)), pa.string())
+                column if _is_flat(column.type) else pa.array(map(_text, plain_column(column)), pa.string())
                 for column in batch.columns
             ]
             writer.write_batch(pa.record_batch(columns, schema=pa.schema(plain)))
@@ -128,45 +112,3 @@ def _is_flat(kind: pa.DataType) -> bool:
 
 def _text(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _plain_column(column: pa.Array) -> list[Any]:
-    """Return values for JSON: times as text, binary in hex, decimals as text, maps as objects or pairs."""
-    kind = column.type
-    if pa.types.is_timestamp(kind):
-        return _moments(column)
-    if pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
-        texts: list[Any] = column.cast(pa.string()).to_pylist()
-        return texts
-    return [_plain(value, kind) for value in column.to_pylist()]
-
-
-def _moments(column: pa.Array) -> list[str | None]:
-    """Return times as text, also in years that Python's datetime and Arrow's text do not support."""
-    import numpy as np
-
-    zone = "Z" if column.type.tz else ""
-    numbers = column.view(pa.int64()).fill_null(0).to_numpy().view(f"M8[{column.type.unit}]")
-    texts = [_FIRST if text == "NaT" else text for text in np.datetime_as_string(numbers).tolist()]
-    texts = [text.replace("T", " ") + zone for text in texts]
-    return [text if valid else None for text, valid in zip(texts, column.is_valid().to_pylist(), strict=True)]
-
-
-def _plain(value: Any, kind: pa.DataType) -> Any:
-    if value is None:
-        return None
-    if pa.types.is_struct(kind):
-        return {field.name: _plain(value[field.name], field.type) for field in kind}
-    if pa.types.is_map(kind):
-        pairs = [(_plain(key, kind.key_type), _plain(item, kind.item_type)) for key, item in value]
-        return dict(pairs) if all(isinstance(key, str) for key, _ in pairs) else pairs
-    if pa.types.is_nested(kind):
-        return [_plain(item, kind.value_type) for item in value]
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, datetime):
-        # isoformat() writes the year with four digits, which %Y does not on every platform.
-        return value.replace(tzinfo=None).isoformat(" ", "microseconds") + ("Z" if value.tzinfo else "")
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return str(value) if isinstance(value, Decimal | date) else value

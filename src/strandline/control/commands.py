@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from strandline.checkpoint.history import CheckpointStats
+from strandline.control.recent import Recent
 from strandline.control.status import Savepoint, State, Status
 from strandline.control.wire import ProgressMessage
 from strandline.core.decoding import decodable
@@ -22,12 +23,16 @@ if TYPE_CHECKING:
 A = TypeVar("A", bound=msgspec.Struct)
 R = TypeVar("R")
 Report = Callable[[ProgressMessage], None]
+_MOST_PARTS = 5000
+"""How many parts of checkpoints are in the answer to `recent`."""
 
 
 class RunningJob(Protocol):
     """The methods of a run that commands call, from other threads."""
 
     def status(self) -> Status: ...
+
+    def recent(self) -> Recent: ...
 
     def checkpoint(
         self, timeout: float | None = None, *, progress: Callable[[CheckpointStats], object] | None = None
@@ -153,6 +158,16 @@ def _status(run: RunningJob, _: NoArguments, report: Report) -> Status:
     return run.status()
 
 
+def _recent(run: RunningJob, _: NoArguments, report: Report) -> Recent:
+    recent, left = run.recent(), _MOST_PARTS
+    checkpoints: list[CheckpointStats] = []
+    for stats in reversed(recent.checkpoints):
+        # Of a job with many partitions, only the newest checkpoints have theirs: a client asks often.
+        left -= len(stats.partitions)
+        checkpoints.append(stats if left >= 0 else replace(stats, partitions=()))
+    return replace(recent, checkpoints=checkpoints[::-1])
+
+
 def _checkpoint(run: RunningJob, arguments: TakeCheckpoint, report: Report) -> CheckpointStats:
     def send(stats: CheckpointStats) -> None:
         report(
@@ -214,6 +229,7 @@ def _lookup(run: RunningJob, arguments: LookUp, report: Report) -> LookupValues:
 
 PING = Command("ping", NoArguments, Pong, _ping)
 STATUS = Command("status", NoArguments, Status, _status)
+RECENT = Command("recent", NoArguments, Recent, _recent)
 CHECKPOINT = Command("checkpoint", TakeCheckpoint, CheckpointStats, _checkpoint)
 SAVEPOINT = Command("savepoint", TakeSavepoint, Savepoint, _savepoint)
 RESCALE = Command("rescale", Rescale, Status, _rescale)
@@ -222,5 +238,5 @@ STOP = Command("stop", Stop, Pong, _stop)
 LOOKUP = Command("lookup", LookUp, LookupValues, _lookup)
 
 COMMANDS: dict[str, Command[Any, Any]] = {
-    command.name: command for command in (PING, STATUS, CHECKPOINT, SAVEPOINT, RESCALE, ROLLBACK, STOP, LOOKUP)
+    command.name: command for command in (PING, STATUS, RECENT, CHECKPOINT, SAVEPOINT, RESCALE, ROLLBACK, STOP, LOOKUP)
 }

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import threading
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -64,6 +66,35 @@ class DriverLog(logging.Handler):
                     self.path.replace(self.path.with_name(self.path.name + ".1"))
             with open(self.path, "ab", opener=_open_private) as file:
                 file.write(data)
+
+
+@dataclass
+class LogEntry:
+    """One record of a driver's log."""
+
+    at: str
+    """In ISO 8601."""
+    pid: int
+    level: str
+    text: str
+
+
+_ENTRY = re.compile(r"(\S+) (\d+) ([A-Z]+) (.*)")
+_MOST_BYTES = 256 << 10
+
+
+def read_entries(path: Path, most_bytes: int = _MOST_BYTES) -> list[LogEntry]:
+    """Return the records at the end of a log, oldest first; none if there is no log."""
+    entries: list[LogEntry] = []
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - most_bytes))
+        for line in file.read().decode(errors="replace").splitlines():
+            if match := _ENTRY.fullmatch(line):
+                entries.append(LogEntry(match[1], int(match[2]), match[3], match[4]))
+            elif entries:
+                # A part of a line at the beginning belongs to no entry.
+                entries[-1].text += f"\n{line.removeprefix('  ')}"
+    return entries
 
 
 def _open_private(path: str, flags: int) -> int:

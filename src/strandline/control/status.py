@@ -31,6 +31,11 @@ class KeeperStatus:
     """In all epochs since the job's last start or restart, as the next two fields. Skewed keys show here."""
     all_rows_out: int = 0
     all_ms: float = 0.0
+    all_busy_ms: float = 0.0
+    """`all_ms` without the time in which it waited for rows."""
+    late_rows: int = 0
+    """Since the job's last start or restart, as the next field."""
+    failed_events: int = 0
     state_bytes: int | None = None
     """The size of the backend's state, on disk or in memory; None if it is not known yet."""
     memory_bytes: int | None = None
@@ -109,6 +114,20 @@ class OperatorStatus:
 
 
 @dataclass(frozen=True)
+class GraphNode:
+    """A source, a keyed operator or a sink of the job, and those that its rows come from."""
+
+    id: str
+    kind: Literal["source", "operator", "sink"]
+    name: str
+    """A source's or sink's name, an operator's uid; empty for the only source, which needs none."""
+    what: str = ""
+    """The kind of a sink; the function of an operator."""
+    inputs: dict[str, str] = field(default_factory=dict)
+    """By id of a node whose rows it reads: the name of the side output; "" for the main output."""
+
+
+@dataclass(frozen=True)
 class Savepoint:
     """A savepoint that was taken."""
 
@@ -149,6 +168,8 @@ class Status:
     """Whether this number follows the cluster's executors."""
     operators: list[OperatorStatus] = field(default_factory=list)
     """The keyed operators, each with its parallelism."""
+    graph: list[GraphNode] = field(default_factory=list)
+    """The job's sources, operators and sinks, each after those that its rows come from."""
     last_failure_ms: int | None = None
     """The time of the last failure."""
     uncovered_ms: int = 0

@@ -22,6 +22,8 @@ class KeptOutput(FrameFile):
         super().__init__(directory, "the epoch's output cannot be kept for a task that runs again", _IN_MEMORY_BYTES)
         self.input = RowProof(0, 0)
         """The rows that the output was computed from."""
+        self.wait_s = 0.0
+        """For how long the epoch waited for these rows."""
 
 
 def in_pieces(batch: pa.RecordBatch, uid: str, most_bytes: int) -> Iterator[pa.RecordBatch]:

@@ -141,6 +141,8 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of the stream that Spark aggregated into `rows_in`; 0 if it did not."""
     rows_out: int = 0
     process_ms: float = 0.0
+    wait_ms: float = 0.0
+    """The part of `process_ms` in which it waited for rows from Spark."""
     pause_ms: float = 0.0
     """How long a checkpoint's synchronous part delayed the epoch."""
     restore_ms: float = 0.0

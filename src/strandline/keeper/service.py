@@ -236,6 +236,7 @@ class PartitionService:
             "newest_us": task.newest_us,
             "findings": [str(each.error) for each in task.findings],
             "process_ms": round((time.perf_counter() - started) * 1000, 3),
+            "wait_ms": round(kept.wait_s * 1000, 3),
         }
         self._count_failed(task)
         self._ack = self._make_ack(opened, **self._figures, pause_ms=round(pause_ms, 3))
@@ -263,7 +264,9 @@ class PartitionService:
         schema = pa.ipc.read_schema(pa.py_buffer(begin.schema))
         rows = 0
         while True:
+            begun_s = time.perf_counter()
             kind, payload = connection.expect(p.ROWS, p.END)
+            kept.wait_s += time.perf_counter() - begun_s
             if kind == p.END:
                 break
             batch = pa.ipc.read_record_batch(payload, schema)

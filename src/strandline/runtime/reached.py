@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class OriginStatus:
+    """One value of the column that a watermark's `per` names, or the source itself without `per`."""
+
+    origin: str
+    time: str | None
+    """The time of its newest event, in ISO 8601, the delay taken off."""
+    silent_ms: int
+    """For how long it has had no event; since the start, if it has had none since then."""
+    idle: bool = False
+    """Whether the watermark does not wait for it."""
 
 
 @dataclass(frozen=True)
@@ -20,3 +33,5 @@ class WatermarkStatus:
     """With `per`, how many values of that column are known."""
     idle: int
     """How many of these are idle."""
+    furthest_behind: list[OriginStatus] = field(default_factory=list)
+    """Those that are the furthest behind, that first; at most twenty."""

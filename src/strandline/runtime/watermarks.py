@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,10 +10,12 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from strandline.core.times import END_US, as_datetime
-from strandline.runtime.reached import WatermarkStatus
+from strandline.runtime.reached import OriginStatus, WatermarkStatus
 
 REACHED = "watermark"
 """Name of the watermark itself among what a manifest holds; the origins are `{name of the watermark}/{origin}`."""
+_ORIGINS = 20
+"""The most origins in a status."""
 FIRED_AT = "fired"
 """Name of the watermark up to which timers have fired: that of the checkpoint's epoch, which the next one moves on."""
 
@@ -202,9 +205,12 @@ class Watermarks:
         slowest = min(awake, key=lambda at: awake[at], default=None)
         time_us = awake[slowest] if slowest is not None else max(idle.values(), default=None)
         waits_for = "" if slowest is None else slowest[1]
-        return WatermarkStatus(
-            spec.column, spec.source, time_text(time_us), waits_for, len(awake) + len(idle), len(idle)
-        )
+        times = awake | idle
+        furthest = [
+            OriginStatus(at[1], time_text(times[at]), max(0, looked_us - self._last_event_us[at]) // 1000, at in idle)
+            for at in heapq.nsmallest(_ORIGINS, times, key=lambda at: times[at])
+        ]
+        return WatermarkStatus(spec.column, spec.source, time_text(time_us), waits_for, len(times), len(idle), furthest)
 
     def stored(self) -> dict[str, int]:
         """Return what a manifest holds, in microseconds since 1970."""

@@ -129,6 +129,8 @@ class EpochDriver:
         """Whether event time has reached its end and all timers have fired: no epoch may follow."""
         self.epoch_carries_trigger = False
         self.last_contact = time.monotonic()
+        self._planned_s = 0.0
+        """When the Spark jobs of the newest epoch were planned, by `perf_counter`."""
         self._announced: CheckpointId | None = None
         """The newest published checkpoint that keepers have heard of."""
 
@@ -360,7 +362,10 @@ class EpochDriver:
         if missing:
             raise KeeperError(f"epoch {epoch}: no ack from {_names(missing)}")
         failed_rows = self._failed_rows.take(epoch, instructions.now_us)
-        self._note(epoch, acks, failed_rows, (time.perf_counter() - started) * 1000)
+        took_ms = (time.perf_counter() - started) * 1000
+        self._note(epoch, acks, failed_rows, took_ms)
+        plan_ms = (self._planned_s - started) * 1000
+        self.progress.note_times(acks.values(), self._clock.now_ms(), plan_ms, trigger)
         if begun_us is not None:
             # The time of the epoch does not count as silence, nor does the time in which Spark, which asks one source
             # after the other, waited for an answer: it may have asked the others before that.
@@ -383,6 +388,7 @@ class EpochDriver:
             frames = self._frames.build(df, self._work(instructions))
         if self.epoch_log is not None:
             self.epoch_log.note_reduced(epoch, frames.reduced)
+        self._planned_s = time.perf_counter()
         try:
             try:
                 with self._record_failures(df, f"{epoch}"):
@@ -569,10 +575,7 @@ class EpochDriver:
         progress.late_rows += sum(ack.late_rows for (uid, _), ack in acks.items() if uid in pipeline.measuring)
         progress.failed_events += failed_rows + sum(ack.failed_events for ack in acks.values())
         for slot, ack in acks.items():
-            work = progress.work.setdefault(slot, Work())
-            work.rows_in += ack.rows_in
-            work.rows_out += ack.rows_out
-            work.took_ms += ack.process_ms
+            progress.work.setdefault(slot, Work()).add(ack)
         for finding in {text: None for ack in acks.values() for text in ack.findings if text not in self._findings}:
             # Once, although each partition reports it.
             self._findings.add(finding)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from strandline.control.recent import EpochStats, OperatorTime
 from strandline.core.ids import Epoch
 from strandline.keeper.protocol import Ack
 from strandline.spark.keepers.watch import Slot
@@ -16,6 +17,7 @@ _ROWS_IN = "rows_in"
 _LATE_ROWS = "late_rows"
 _FAILED_EVENTS = "failed_events"
 _WINDOW_S = 10.0
+_RECENT_EPOCHS = 300
 
 
 class Rate:
@@ -58,6 +60,19 @@ class Work:
     rows_in: int = 0
     rows_out: int = 0
     took_ms: float = 0.0
+    busy_ms: float = 0.0
+    """Without the time in which it waited for rows."""
+    late_rows: int = 0
+    failed_events: int = 0
+
+    def add(self, ack: Ack) -> None:
+        """Add an epoch's work."""
+        self.rows_in += ack.rows_in
+        self.rows_out += ack.rows_out
+        self.took_ms += ack.process_ms
+        self.busy_ms += _busy_ms(ack)
+        self.late_rows += ack.late_rows
+        self.failed_events += ack.failed_events
 
 
 @dataclass
@@ -78,6 +93,8 @@ class JobProgress:
     acks: dict[Slot, Ack] = field(default_factory=dict)
     work: dict[Slot, Work] = field(default_factory=dict)
     rate: Rate = field(default_factory=Rate)
+    recent: deque[EpochStats] = field(default_factory=lambda: deque(maxlen=_RECENT_EPOCHS))
+    """The last epochs, oldest first."""
 
     @classmethod
     def after(cls, epoch: Epoch, totals: Mapping[str, int]) -> JobProgress:
@@ -85,7 +102,28 @@ class JobProgress:
         counted = totals.get(_ROWS_IN, 0), totals.get(_LATE_ROWS, 0)
         return cls(epoch, *counted, failed_events=totals.get(_FAILED_EVENTS, 0))
 
+    def note_times(self, acks: Collection[Ack], now_ms: int, plan_ms: float, checkpoint: int | None) -> None:
+        """Keep the times of the epoch that has just been counted."""
+        by_uid: dict[str, list[Ack]] = {}
+        for ack in acks:
+            by_uid.setdefault(ack.uid, []).append(ack)
+        self.recent.append(EpochStats(
+            self.epoch, now_ms, self.last_rows, round(self.last_epoch_ms, 3), round(plan_ms, 3),
+            max((ack.pause_ms for ack in acks), default=0.0), checkpoint,
+            [_time_of(uid, of_operator) for uid, of_operator in by_uid.items()],
+        ))  # fmt: skip
+
     def totals(self) -> dict[str, int]:
         """Return the totals that a checkpoint of the last epoch stores."""
         failed = {_FAILED_EVENTS: self.failed_events} if self.failed_events else {}
         return {_ROWS_IN: self.rows_in, _LATE_ROWS: self.late_rows, **failed}
+
+
+def _busy_ms(ack: Ack) -> float:
+    return max(0.0, ack.process_ms - ack.wait_ms)
+
+
+def _time_of(uid: str, acks: Collection[Ack]) -> OperatorTime:
+    slowest = max(acks, key=_busy_ms)
+    mean_ms = sum(map(_busy_ms, acks)) / len(acks)
+    return OperatorTime(uid, slowest.partition, round(_busy_ms(slowest), 3), slowest.wait_ms, round(mean_ms, 3))

@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
@@ -14,14 +15,16 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.api.config import Restart
 from strandline.checkpoint.history import CheckpointStats
+from strandline.control.recent import Recent
 from strandline.control.server import ControlServer
-from strandline.control.status import Savepoint, Status
+from strandline.control.status import GraphNode, Savepoint, Status
 from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.settings import Duration, parse_duration_ms
 from strandline.keeper.lookups import LookupResult, LookupTable
 from strandline.snapshot.savepoints.progress import SavepointProgress
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.job.attempt import Attempt, Blueprint
+from strandline.spark.job.outline import outline
 from strandline.spark.job.requests import ON_THE_WAY, Requests
 from strandline.spark.job.sourcewatch import has_read_all
 from strandline.spark.job.status import status_of_attempt
@@ -92,10 +95,21 @@ class Run:
             last_failure_ms=supervisor.last_failure_ms,
             sources=self._b.plan.sources.names,
             follows=supervisor.desired.parallelism.is_room,
+            graph=self._graph,
             **(
                 status_of_attempt(attempt, sources=sources and supervisor.is_at_work()) if attempt else supervisor.known
             ),
         )
+
+    @cached_property
+    def _graph(self) -> list[GraphNode]:
+        return outline(self._b.plan)
+
+    def recent(self) -> Recent:
+        """Return this attempt's last epochs and checkpoints, and the run's interruptions."""
+        attempt = self._supervisor.attempt
+        epochs = list(attempt.driver.progress.recent) if attempt else []
+        return Recent(self.checkpoints(), epochs, list(self._supervisor.interruptions))
 
     def checkpoints(self) -> list[CheckpointStats]:
         """Return figures of this attempt's checkpoints, oldest first."""

@@ -17,7 +17,11 @@ from strandline.spark.job.attempt import Attempt
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.progress import Work
 
-_OF_ACK = [field.name for field in fields(KeeperStatus) if field.name in Ack.__struct_fields__]
+_OF_WORK = frozenset(("late_rows", "failed_events"))
+"""Fields that an ack has of one epoch, and a status of all."""
+_OF_ACK = [
+    each.name for each in fields(KeeperStatus) if each.name in Ack.__struct_fields__ and each.name not in _OF_WORK
+]
 
 
 INITIAL: Mapping[str, Any] = {"checkpoints": {}, "restored_from": None, "last_checkpoint": None}
@@ -75,6 +79,7 @@ def _of_keeper(ack: Ack, work: Work) -> KeeperStatus:
     return KeeperStatus(
         **{name: getattr(ack, name) for name in _OF_ACK},
         all_rows_in=work.rows_in, all_rows_out=work.rows_out, all_ms=round(work.took_ms, 3),
+        all_busy_ms=round(work.busy_ms, 3), late_rows=work.late_rows, failed_events=work.failed_events,
         state_bytes=_state_bytes(metrics), memory_bytes=metrics.get("process_bytes"),
     )  # fmt: skip
 

@@ -9,11 +9,12 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import IO, Any
+from dataclasses import dataclass, field, replace
+from typing import IO, Any, Literal
 
 from pyspark import inheritable_thread_target
 
@@ -22,6 +23,7 @@ from strandline.checkpoint.generation import Claim
 from strandline.control import journal
 from strandline.control.announcements import tell, tell_always
 from strandline.control.driverlog import DriverLog
+from strandline.control.recent import Interruption
 from strandline.control.server import ControlServer
 from strandline.control.status import State
 from strandline.core.errors import (
@@ -56,6 +58,7 @@ log = logging.getLogger(__name__)
 _ABORT_AFTER_S = 10.0
 """How long a stop waits before it kills keepers, which may block the end."""
 _ABORT_AGAIN_S = 1.0
+_INTERRUPTIONS = 50
 _INTERRUPT_S = 15.0
 """How long an interrupt waits for the end of a start."""
 _FINAL = (FencedError, ConfigurationError, StateLimitError)
@@ -110,6 +113,10 @@ class Supervisor:
         self._in_a_row = 0
         self._failed_at = 0.0
         """The time of the failure, until the job runs again; else 0."""
+        self.interruptions: deque[Interruption] = deque(maxlen=_INTERRUPTIONS)
+        """The last ones of this run, oldest first."""
+        self._interrupted: tuple[Interruption, float] | None = None
+        """That in progress, with the steady time of its begin."""
         self._has_done_epochs = False
         """Whether an earlier attempt has completed an epoch."""
         self._reporter = FailureReporter(blueprint.settings, blueprint.places, blueprint.spark)
@@ -275,6 +282,7 @@ class Supervisor:
         """End a working attempt, so that the next one restores its last checkpoint with the new `desired`."""
         assert self.attempt is not None
         self._enter("rescaling")
+        self._interrupt("rescale", _change_text(self.begun_with, self.desired), self.blueprint.clock.now_ms())
         self.least_id = self.attempt.coordinator.next_id
         self._end_attempt()
         self._forget_attempt()
@@ -297,6 +305,24 @@ class Supervisor:
             failed_s = time.monotonic() - self._failed_at
             tell_always(f"job '{self.blueprint.name}' works again, {failed_s:.1f} s after it failed")
             self._failed_at = 0.0
+        self._resume(self.attempt)
+
+    def _interrupt(self, kind: Literal["failure", "rescale"], cause: str, at_ms: int) -> None:
+        """Note that the job does not work; a failure of a start belongs to the interruption in progress."""
+        rows = self.attempt.driver.progress.rows_in if self.attempt is not None else 0
+        if self._interrupted is None:
+            self._interrupted = Interruption(kind, at_ms, 0, cause, None, rows), time.monotonic()
+
+    def _resume(self, attempt: Attempt) -> None:
+        if self._interrupted is not None:
+            interruption, since_s = self._interrupted
+            restored, rows = attempt.restored, attempt.driver.progress.rows_in
+            self.interruptions.append(replace(
+                interruption, down_ms=int((time.monotonic() - since_s) * 1000),
+                checkpoint=restored.checkpoint if restored and attempt.restored_own else None,
+                repeated_rows=max(0, interruption.repeated_rows - rows),
+            ))  # fmt: skip
+            self._interrupted = None
 
     def preparation(self, desired: Desired) -> Preparation:
         """Return the preparation of an attempt, without any of its steps."""
@@ -337,6 +363,7 @@ class Supervisor:
         is_urgent = self._in_a_row == 1 and attempt is not None and attempt.may_begin_again_at_once
         delay_ms = 0 if is_urgent else self._restart.delay_ms(self._in_a_row)
         self._failed_at = self._failed_at or time.monotonic()
+        self._interrupt("failure", reason, self.last_failure_ms or 0)
         log.warning("job '%s' is restarted in %d ms: %s", self.blueprint.name, delay_ms, reason)
         restart_s = time.monotonic() + delay_ms / 1000
         self._end_attempt()
@@ -444,3 +471,12 @@ class Supervisor:
                 f"job '{self.blueprint.name}' failed: {type(self._error).__name__}: {self._error}",
                 discreet=f"job '{self.blueprint.name}' failed: {discreet(self._error)}",
             ) from self._error
+
+
+def _change_text(before: Desired, after: Desired) -> str:
+    """Return what a command has changed."""
+    if after.rollback is not None and after.rollback is not before.rollback:
+        return f"a rollback to checkpoint {after.rollback.checkpoint}"
+    wanted = after.parallelism
+    operators = ", ".join(f"{uid}={number}" for uid, number in wanted.operators.items())
+    return f"a rescale to {operators or wanted.job}"

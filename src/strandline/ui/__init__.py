@@ -1,0 +1,1 @@
+"""Server of the page on loopback, and the files that a browser shows (`strandline ui`)."""

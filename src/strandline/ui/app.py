@@ -1,0 +1,196 @@
+"""The addresses of the page: its files, and JSON of jobs, checkpoints and state."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import msgspec
+from anyio import to_thread
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from strandline.control.driverlog import read_entries
+from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError, UnavailableError
+from strandline.core.version import VERSION
+from strandline.keeper.paths import Places
+from strandline.ui.actions import Actions
+from strandline.ui.browse import Browser
+from strandline.ui.guard import Guard
+from strandline.ui.jobs import Job, Jobs
+from strandline.ui.live import LiveJob, Viewer
+from strandline.ui.past import read_past
+
+_STATIC = Path(__file__).with_name("static")
+_EVENT_S = 1.0
+_CODES: tuple[tuple[type[StrandlineError], int], ...] = (
+    (NotFoundError, 404), (ConfigurationError, 400), (UnavailableError, 503),
+)  # fmt: skip
+
+B = TypeVar("B", bound=msgspec.Struct)
+Handler = Callable[[Request, bytes], Any]
+"""Returns what is answered as JSON. It runs in a thread, and may raise a StrandlineError."""
+
+
+class _Query(msgspec.Struct, forbid_unknown_fields=True):
+    sql: str
+
+
+class _Key(msgspec.Struct, forbid_unknown_fields=True):
+    operator: str
+    key: list[str]
+
+
+@dataclass
+class Page:
+    """The handlers, and what they share."""
+
+    jobs: Jobs
+    browser: Browser
+    read_only: bool = False
+    actions: Actions = field(default_factory=Actions)
+    is_over: Callable[[], bool] = lambda: False
+    """Whether the server ends, which waits for all answers, also those without an end."""
+    _live: dict[str, LiveJob] = field(default_factory=dict)
+
+    def app(self, token: str, cookie: str) -> Starlette:
+        """Return the application, which answers only browsers that came with the token."""
+        job = "/api/jobs/{job}"
+        return Starlette(
+            routes=[
+                Route("/", _index),
+                Route("/api/jobs", _endpoint(self._jobs)),
+                Route("/api/events", self._events(self._jobs, 2 * _EVENT_S)),
+                Route(f"{job}/events", self._job_events),
+                Route(f"{job}/past", _endpoint(self._past)),
+                Route(f"{job}/log", _endpoint(self._log)),
+                Route(f"{job}/tables", _endpoint(self._tables)),
+                Route(f"{job}/rows", _endpoint(self._rows)),
+                Route(f"{job}/query", _endpoint(self._query), methods=["POST"]),
+                Route(f"{job}/key", _endpoint(self._key), methods=["POST"]),
+                Route(f"{job}/actions/{{action}}", _endpoint(self._act), methods=["POST"]),
+                Mount("/", StaticFiles(directory=_STATIC)),
+            ],
+            middleware=[Middleware(Guard, token=token, cookie=cookie)],
+        )
+
+    def _jobs(self, request: Request, _: bytes) -> Any:
+        return {
+            "version": VERSION,
+            "values": self.browser.shows_values,
+            "read_only": self.read_only,
+            "local_dir": str(self.jobs.local_dir),
+            "jobs": [_summary(job) for job in self.jobs.all()],
+        }
+
+    async def _job_events(self, request: Request) -> Response:
+        viewer: Viewer | None = None
+
+        def look(request: Request, _: bytes) -> Any:
+            nonlocal viewer
+            job = self._job(request)
+            viewer = viewer or Viewer(self._live.setdefault(job.id, LiveJob()))
+            figures = viewer.look(job.driver) if job.driver is not None else {}
+            return {**_summary(job), **figures, "actions": self.actions.in_progress(job)}
+
+        return await self._events(look, _EVENT_S)(request)
+
+    def _events(self, handler: Handler, every_s: float) -> Callable[[Request], Awaitable[Response]]:
+        """Return an endpoint that sends what a handler returns, again and again, as Server-Sent Events."""
+
+        async def endpoint(request: Request) -> Response:
+            async def events() -> AsyncIterator[bytes]:
+                while not (self.is_over() or await request.is_disconnected()):
+                    value, _ = await _outcome(handler, request, b"")
+                    yield b"data: " + msgspec.json.encode(value) + b"\n\n"
+                    await anyio.sleep(every_s)
+
+            return StreamingResponse(events(), media_type="text/event-stream")
+
+        return endpoint
+
+    def _past(self, request: Request, _: bytes) -> Any:
+        return read_past(self.jobs.directory_of(self._job(request)))
+
+    def _log(self, request: Request, _: bytes) -> Any:
+        return read_entries(Places(self.jobs.local_dir, "", self._job(request).name).driver_log)
+
+    def _tables(self, request: Request, _: bytes) -> Any:
+        return self.browser.tables(self._snapshot(request))
+
+    def _rows(self, request: Request, _: bytes) -> Any:
+        return self.browser.rows(self._snapshot(request), request.query_params.get("table", ""))
+
+    def _query(self, request: Request, body: bytes) -> Any:
+        return self.browser.query(self._snapshot(request), _decode(body, _Query).sql)
+
+    def _key(self, request: Request, body: bytes) -> Any:
+        wanted, job = _decode(body, _Key), self._job(request)
+        checkpoints = read_past(self.jobs.directory_of(job))["checkpoints"]
+        complete = [each["checkpoint"] for each in checkpoints if each["state"] == "complete"]
+        return self.browser.key(job, complete, wanted.operator, wanted.key)
+
+    def _act(self, request: Request, body: bytes) -> Any:
+        if self.read_only:
+            raise ConfigurationError("the page is read-only", hint="start it without --read-only")
+        return self.actions.act(self._job(request), request.path_params["action"], body)
+
+    def _job(self, request: Request) -> Job:
+        return self.jobs.get(request.path_params["job"])
+
+    def _snapshot(self, request: Request) -> str:
+        """Return the url of the checkpoint that a request names, or the job's folder: its newest one."""
+        job, number = self._job(request), request.query_params.get("checkpoint", "")
+        if number and not number.isdecimal():
+            raise ConfigurationError(f"'{number}' is no number of a checkpoint")
+        return f"{job.url}/chk-{number}" if number else job.url
+
+
+def _summary(job: Job) -> dict[str, Any]:
+    record, driver = job.record, job.driver
+    has_ended = record is not None and driver is None and record.fate not in ("", "killed")
+    return {
+        "id": job.id, "name": job.name, "url": job.url, "state": job.state, "problem": job.problem,
+        "pid": driver.pid if driver else record.pid if record else None,
+        "since_ms": driver.since_ms if driver else record.since_ms if record else None,
+        "ended_ms": record.at_ms if record and has_ended else None,
+        "failure": record.failure if record else "", "failure_ms": record.failure_ms if record else None,
+    }  # fmt: skip
+
+
+async def _index(request: Request) -> Response:
+    return FileResponse(_STATIC / "index.html")
+
+
+def _endpoint(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint that answers with what a handler returns, or with its error."""
+
+    async def endpoint(request: Request) -> Response:
+        value, code = await _outcome(handler, request, await request.body())
+        return Response(msgspec.json.encode(value), code, media_type="application/json")
+
+    return endpoint
+
+
+async def _outcome(handler: Handler, request: Request, body: bytes) -> tuple[Any, int]:
+    """Call a handler in a thread; return its value, or its error, and the code of the answer."""
+    try:
+        return await to_thread.run_sync(partial(handler, request, body)), 200
+    except StrandlineError as error:
+        code = next((code for kind, code in _CODES if isinstance(error, kind)), 500)
+        return {"error": error.message, "hint": error.hint}, code
+
+
+def _decode(body: bytes, kind: type[B]) -> B:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(f"this is no such request: {error}") from None

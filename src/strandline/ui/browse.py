@@ -1,0 +1,155 @@
+"""The state in a job's snapshots: tables, rows, SQL, and one key through all retained checkpoints and now."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.control.client import Driver, call
+from strandline.control.commands import LOOKUP, LookUp
+from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError, UnavailableError
+from strandline.runtime.state.lookups import KNOWN
+from strandline.snapshot.opening.snapshot import Snapshot, pinned_snapshot
+from strandline.snapshot.rows.keys import key_columns, key_from_text
+from strandline.snapshot.rows.plain import first_rows, plain_column
+from strandline.snapshot.tables.reader import StateReader
+from strandline.snapshot.tables.sql import query
+from strandline.snapshot.tables.table import Table, all_tables, find_table
+from strandline.types.jsonforms import to_json
+from strandline.ui.jobs import Job
+
+_MOST_ROWS = 200
+_MOST_CHARS = 500
+"""Of one cell."""
+_MOST_CHECKPOINTS = 12
+_TIMEOUT_S = 10.0
+
+
+@dataclass
+class Browser:
+    """Reads state for the page. Values are shown only if the page was started for that."""
+
+    options: Mapping[str, str]
+    shows_values: bool
+    _querying: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def tables(self, url: str) -> dict[str, Any]:
+        """Return the tables of a snapshot, with their columns, and the operators' keys."""
+        with pinned_snapshot(url, self.options) as snapshot:
+            tables = all_tables(snapshot)
+            return {
+                "url": snapshot.url,
+                "checkpoint": snapshot.manifest.checkpoint,
+                "epoch": snapshot.manifest.epoch,
+                "tables": [asdict(table.summary()) for table in tables],
+                "keys": {
+                    table.operator.uid: [
+                        {"name": each.name, "type": each.type.ddl} for each in key_columns(table.operator)
+                    ]
+                    for table in tables
+                },
+            }
+
+    def rows(self, url: str, name: str) -> dict[str, Any]:
+        """Return the first rows of a table."""
+        self._check()
+        with pinned_snapshot(url, self.options) as snapshot, StateReader() as reader:
+            table = find_table(snapshot, name)
+            return _result(snapshot, table.schema, reader.rows(table))
+
+    def query(self, url: str, sql: str) -> dict[str, Any]:
+        """Return the first rows of a SELECT over a snapshot's tables."""
+        self._check()
+        with self._alone(), pinned_snapshot(url, self.options) as snapshot, query(snapshot, sql, self.options) as rows:
+            return _result(snapshot, rows.schema, rows)
+
+    def key(self, job: Job, checkpoints: Sequence[int], uid: str, texts: Sequence[str]) -> dict[str, Any]:
+        """Return what an operator has for a key: now, if the job runs, and at each of its newest checkpoints."""
+        self._check()
+        tables: dict[str, dict[str, Any]] = {}
+        key: Any = None
+        for number in sorted(checkpoints)[-_MOST_CHECKPOINTS:]:
+            try:
+                with pinned_snapshot(f"{job.url}/chk-{number}", self.options) as snapshot, StateReader() as reader:
+                    for table in (each for each in all_tables(snapshot) if each.operator.uid == uid):
+                        key = key_from_text(table.operator, [*texts])
+                        self._add(tables, table, number, snapshot, reader, key)
+            except NotFoundError:
+                # The job has replaced the checkpoint meanwhile.
+                continue
+        if not tables:
+            raise NotFoundError(
+                f"no checkpoint of '{job.name}' has an operator '{uid}'", hint="take a checkpoint, and look again"
+            )
+        if job.driver is not None:
+            for entry in tables.values():
+                if entry["kind"] in KNOWN:
+                    entry["now"] = _now(job.driver, entry["table"], key, len(texts))
+        return {"operator": uid, "key": [*texts], "tables": [*tables.values()]}
+
+    def _add(
+        self, tables: dict[str, dict[str, Any]], table: Table, number: int, snapshot: Snapshot, reader: StateReader,
+        key: Any,
+    ) -> None:  # fmt: skip
+        if table.is_broadcast:
+            return
+        entry = tables.setdefault(table.name, {"table": table.name, "kind": table.state.kind, "at": []})
+        result = _result(snapshot, table.schema, [reader.look_up(table, key)])
+        entry["at"].append({"created_ms": snapshot.manifest.created_ms, **result})
+
+    def _check(self) -> None:
+        if not self.shows_values:
+            raise ConfigurationError(
+                "keys and values are hidden", hint="start the page with `strandline ui --values shown` to see them"
+            )
+
+    @contextmanager
+    def _alone(self) -> Any:
+        if not self._querying.acquire(blocking=False):
+            raise UnavailableError("another query is running", hint="try again when it has ended")
+        try:
+            yield
+        finally:
+            self._querying.release()
+
+
+def _now(driver: Driver, table: str, key: Any, columns: int) -> dict[str, Any]:
+    # As JSON: a key of several columns is a list.
+    plain = to_json(key)
+    text = plain if columns == 1 and isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+    try:
+        answer = call(driver, LOOKUP, LookUp(table, [text]), timeout_s=_TIMEOUT_S)
+    except StrandlineError as error:
+        return {"error": error.message}
+    return {"epoch": answer.epoch, "value": None if answer.values[0] is None else _cell(answer.values[0])}
+
+
+def _result(snapshot: Snapshot, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:
+    rows: list[list[str | None]] = []
+    for batch in first_rows(batches, _MOST_ROWS + 1):
+        rows += [[*map(_cell, row)] for row in zip(*map(plain_column, batch.columns), strict=True)]
+    return {
+        "checkpoint": snapshot.manifest.checkpoint,
+        "epoch": snapshot.manifest.epoch,
+        "columns": [{"name": each.name, "type": str(each.type), "is_number": _is_number(each.type)} for each in schema],
+        "rows": rows[:_MOST_ROWS],
+        "has_more": len(rows) > _MOST_ROWS,
+    }
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _cell(value: Any) -> str | None:
+    """Return a value as text: a browser would round large integers."""
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS - 1]}…"

@@ -1,0 +1,129 @@
+"""The jobs that the page shows: those that run here, those that ran here, and those with checkpoints in a directory."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+from strandline.checkpoint.jobdir import JobDirectory
+from strandline.control.client import Driver, find_drivers
+from strandline.control.journal import JournalEntry, records
+from strandline.core.errors import NotFoundError, StrandlineError
+from strandline.snapshot.opening.snapshot import as_job, job_paths, open_folder, plain_url
+
+_FIND_S = 1.0
+_LIST_S = 10.0
+"""How long a list of a directory counts: object storage charges for each."""
+_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job, wherever it is known from."""
+
+    id: str
+    """A short name for addresses."""
+    name: str
+    url: str
+    """Its own folder in the checkpoint directory."""
+    driver: Driver | None = None
+    """The driver that runs it on this machine."""
+    record: JournalEntry | None = None
+    """The record of its newest driver on this machine."""
+    problem: str = ""
+    """Why its folder cannot be read."""
+
+    @property
+    def state(self) -> str:
+        """The state without a request to its driver; "" if only its checkpoints are known."""
+        if self.driver is not None:
+            return "running" if self.driver.answers else "does not answer"
+        return self.record.fate or "does not answer" if self.record is not None else ""
+
+
+@dataclass
+class Jobs:
+    """Finds the jobs. Thread-safe."""
+
+    local_dir: Path
+    wanted: Sequence[str] = ()
+    """Names of jobs, and directories of checkpoints. Without one, all jobs of this machine."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the storage client."""
+
+    def __post_init__(self) -> None:
+        self._directories = [each for each in self.wanted if is_directory(each)]
+        self._names = [each for each in self.wanted if not is_directory(each)]
+        self._lock = threading.Lock()
+        self._newest: tuple[float, list[Job]] | None = None
+        self._in_storage: tuple[float, list[Job]] | None = None
+
+    def all(self) -> list[Job]:
+        """Return the jobs by name; those that run come first."""
+        with self._lock:
+            if self._newest is None or time.monotonic() - self._newest[0] > _FIND_S:
+                self._newest = time.monotonic(), self._find()
+            return self._newest[1]
+
+    def get(self, job_id: str) -> Job:
+        """Return a job by its id."""
+        for job in self.all():
+            if job.id == job_id:
+                return job
+        raise NotFoundError("there is no such job any more", hint="go back to the list of jobs")
+
+    def directory_of(self, job: Job) -> JobDirectory:
+        """Open a job's folder."""
+        folder = open_folder(job.url, self.options, fsync=False)
+        return JobDirectory(folder.store, job.name, folder=folder.path)
+
+    def _find(self) -> list[Job]:
+        jobs = {job.url: job for job in self._in_directories()}
+        for record in reversed(records(self.local_dir)):
+            job = _job(record.job, record.directory)
+            if self._is_wanted(job, jobs):
+                jobs[job.url] = replace(jobs.get(job.url, job), record=record)
+        # Of two drivers of a job, the newer one has replaced the other.
+        for driver in sorted(find_drivers(self.local_dir, _TIMEOUT_S), key=lambda driver: driver.since_ms):
+            if driver.answers and self._is_wanted(job := _job(driver.job, driver.directory), jobs):
+                jobs[job.url] = replace(jobs.get(job.url, job), driver=driver)
+        return sorted(jobs.values(), key=lambda job: (job.driver is None, job.name, job.url))
+
+    def _is_wanted(self, job: Job, in_storage: Mapping[str, Job]) -> bool:
+        return not self.wanted or job.name in self._names or job.url in in_storage
+
+    def _in_directories(self) -> list[Job]:
+        if self._in_storage is None or time.monotonic() - self._in_storage[0] > _LIST_S:
+            self._in_storage = time.monotonic(), [job for each in self._directories for job in self._in_directory(each)]
+        return self._in_storage[1]
+
+    def _in_directory(self, directory: str) -> list[Job]:
+        folder = open_folder(directory, self.options, fsync=False)
+        jobs = []
+        for path in job_paths(info.path for info in folder.list()):
+            here = open_folder(f"{folder.url}/{quote(path)}", self.options, fsync=False) if path else folder
+            parent, _, name = here.url.rpartition("/")
+            try:
+                jobdir = as_job(here)
+            except StrandlineError as error:
+                jobs.append(replace(_job(unquote(name), parent), problem=error.message))
+            else:
+                jobs.append(replace(_job(unquote(name), parent), name=jobdir.job if jobdir else unquote(name)))
+        return jobs
+
+
+def is_directory(argument: str) -> bool:
+    """Whether an argument is a directory of checkpoints, and not a job's name, which has no slash."""
+    return "/" in argument or argument in (".", "..") or Path(argument).is_dir()
+
+
+def _job(name: str, directory: str) -> Job:
+    url = plain_url(f"{directory.rstrip('/')}/{quote(name)}")
+    if url.startswith("file://"):
+        url = Path(unquote(urlsplit(url).path)).resolve().as_uri()
+    return Job(hashlib.sha256(url.encode()).hexdigest()[:12], name, url)

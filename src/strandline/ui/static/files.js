@@ -1,0 +1,62 @@
+// The picture of incremental checkpoints: a column for each checkpoint, a row for each file that it references.
+
+import { Empty, Legend } from "./parts.js";
+import { html, number, plural, size, useState } from "./lib.js";
+
+const MOST_HEIGHT = 380;
+const LEFT = 80;
+const FOOT = 64;
+
+export function FilesPicture({ past }) {
+  const [told, setTold] = useState("");
+  const numbers = past.checkpoints.filter((each) => each.state === "complete").map((each) => each.checkpoint);
+  const files = past.files.filter((file) => file.in.some((each) => numbers.includes(each)));
+  if (!files.length) return html`<${Empty} text="No complete checkpoint references a file in storage." />`;
+  const step = Math.max(8, Math.min(110, Math.floor(820 / numbers.length)));
+  const tall = Math.max(2, Math.min(9, MOST_HEIGHT / files.length));
+  const width = LEFT + step * numbers.length;
+  const isNew = (file, checkpoint) => file.in[0] === checkpoint && checkpoint !== numbers[0];
+  const point = (event) => {
+    const box = event.currentTarget.getBoundingClientRect();
+    const file = files[Math.floor((event.clientY - box.top) / tall)];
+    const checkpoint = numbers[Math.floor((event.clientX - box.left - LEFT) / step)];
+    if (!file || !checkpoint) return;
+    const owner = file.uid ? `${file.uid}[${file.partition}]` : "positions of the sources";
+    setTold(`${file.name} of ${owner}, ${size(file.bytes)}: referenced by ${file.in.length === 1 ? "checkpoint" : "checkpoints"} ${file.in.join(", ")}`);
+  };
+  const bytes = (checkpoint, wanted) => files.filter((file) => file.in.includes(checkpoint) && isNew(file, checkpoint) === wanted).reduce((sum, file) => sum + file.bytes, 0);
+  const sums = numbers.map((checkpoint) => ({ checkpoint, new: bytes(checkpoint, true), shared: bytes(checkpoint, false) }));
+  // Where columns are narrow, not each has its figures below it.
+  const every = Math.ceil(70 / step);
+  return html`
+    <${Legend} parts=${[{ name: "new in this checkpoint", tone: "blue" }, { name: "shared with an earlier one", tone: "pale" }]} />
+    <div class="scroll" tabindex="0" role="region" aria-label="Checkpoints and files">
+      <svg
+        class="files" width=${width} height=${tall * files.length + FOOT} role="img" onMouseMove=${point} onMouseLeave=${() => setTold("")}
+        aria-label=${`${plural(files.length, "file")} and ${plural(numbers.length, "checkpoint")}; a table has the sums`}
+      >
+        ${files.map((file, row) =>
+          numbers.map((checkpoint, column) =>
+            file.in.includes(checkpoint)
+              ? html`<rect x=${LEFT + column * step + 1} y=${row * tall} width=${step - 2} height=${tall * 0.85} class=${isNew(file, checkpoint) ? "blue" : "pale"} />`
+              : "",
+          ),
+        )}
+        ${["checkpoint", "new", "shared"].map((name, line) => html`<text x="0" y=${tall * files.length + 20 + 18 * line}>${name}</text>`)}
+        ${sums.map((sum, column) =>
+          column % every
+            ? ""
+            : [number(sum.checkpoint), column ? size(sum.new) : "–", size(sum.shared)].map(
+                (text, line) => html`<text x=${LEFT + (column + 0.5) * step} y=${tall * files.length + 20 + 18 * line} text-anchor="middle" class=${line ? "" : "strong"}>${text}</text>`,
+              ),
+        )}
+      </svg>
+    </div>
+    <table class="unseen">
+      <caption>Bytes of each checkpoint</caption>
+      <thead><tr><th scope="col">Checkpoint</th><th scope="col">New</th><th scope="col">Shared</th></tr></thead>
+      <tbody>${sums.map((sum) => html`<tr><th scope="row">${sum.checkpoint}</th><td>${size(sum.new)}</td><td>${size(sum.shared)}</td></tr>`)}</tbody>
+    </table>
+    <p class="told">${told || `${plural(files.length, "file")}, ${size(past.files_bytes)} in storage${past.files_left_out ? `; ${plural(past.files_left_out, "smaller file")} left out of the picture` : ""}. The oldest checkpoint that is kept shows what it has as shared.`}</p>
+  `;
+}

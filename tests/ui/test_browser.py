@@ -1,0 +1,252 @@
+"""Each view in a real browser, on a real job: no error, nothing from elsewhere, readable, and accessible (axe-core).
+
+With STRANDLINE_SHOTS=docs/ui in the environment, the pictures of the docs are taken, too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strandline.control.client import call, find_drivers
+from strandline.control.commands import STATUS, NoArguments
+from strandline.control.status import Status
+
+sync_api = pytest.importorskip("playwright.sync_api")
+axe_playwright = pytest.importorskip("axe_playwright_python.sync_playwright")
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+ROOT = Path(__file__).parents[2]
+SHOTS = os.environ.get("STRANDLINE_SHOTS")
+PICTURES = {"graph": 900, "checkpoints": 1200, "time": 760}
+"""Views with pictures in the docs, and their heights."""
+VIEWS = {
+    "graph": ".node", "epochs": ".stacks rect", "checkpoints": "svg.files rect", "partitions": "tbody td",
+    "time": "tbody td", "ends": "tbody td", "restarts": "tbody td", "state": "#sql", "key": "input[name=customer]",
+}  # fmt: skip
+"""By name, what a view has when it is drawn."""
+PATIENCE_S = 400.0
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: `apt-get install chromium` brings one"),
+]
+
+
+def begin(*arguments: object, **more: Any) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    return subprocess.Popen([sys.executable, "-m", *map(str, arguments)], env=env, cwd=ROOT, text=True, **more)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@dataclass
+class Shop:
+    """The job, and the page that shows it."""
+
+    directory: Path
+    local_dir: Path
+    address: str = ""
+
+    def status(self) -> Status | None:
+        drivers = [driver for driver in find_drivers(self.local_dir) if driver.answers]
+        return call(drivers[0], STATUS, NoArguments()) if drivers else None
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    local_dir = Path(tempfile.mkdtemp(prefix="sl-"))
+    made = Shop(tmp_path_factory.mktemp("shop"), local_dir)
+    with open(made.directory / "log", "w") as log:
+        job = begin("tests.ui.shop", made.directory, local_dir, stdout=log, stderr=log)
+    page = begin(
+        "strandline.cli.main", "ui", "--local-dir", local_dir, "--port", 0, "--values", "shown",
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        # Some checkpoints, of which the oldest are deleted already, and epochs enough for a bottleneck.
+        while (status := made.status()) is None or status.epoch < 12 or status.checkpoints["completed"] < 8:
+            assert job.poll() is None, (made.directory / "log").read_text()
+            assert time.monotonic() < deadline, status
+            time.sleep(0.5)
+        assert page.stdout is not None
+        made.address = page.stdout.readline().strip()
+        yield made
+    finally:
+        end(page)
+        page.stdout.close()  # type: ignore[union-attr]
+        end(job)
+        shutil.rmtree(local_dir, ignore_errors=True)
+
+
+@dataclass
+class Visit:
+    """A page in the browser, and what went wrong in it."""
+
+    page: Any
+    base: str
+    troubles: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        page = self.page
+        page.on("console", lambda said: self.troubles.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        page.on("request", lambda asked: None if asked.url.startswith(self.base) else self.troubles.append(asked.url))
+
+    def check(self, where: str) -> None:
+        """Nothing has gone wrong, the page is no wider than the screen, and axe finds nothing."""
+        assert self.troubles == [], where
+        wide = self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, f"{where}: {wide} pixels too wide"
+        found = axe_playwright.Axe().run(self.page)
+        assert found.violations_count == 0, f"{where}: {found.generate_report()}"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def visit(chromium: Any, shop: Shop, width: int = 1280, scheme: str = "light") -> Visit:
+    context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    base = shop.address.partition("?")[0]
+    context.set_default_timeout(90_000)
+    here = Visit(context.new_page(), base)
+    here.page.goto(shop.address)
+    here.page.wait_for_selector("table a")
+    assert here.page.url == base
+    return here
+
+
+def open_view(here: Visit, view: str, drawn: str) -> None:
+    here.page.click(f'nav a[href$="/{view}"]')
+    here.page.wait_for_selector(f'nav a[href$="/{view}"][aria-current=page]')
+    here.page.wait_for_selector(drawn)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_each_view_of_a_running_job(chromium: Any, shop: Shop, width: int, scheme: str) -> None:
+    here = visit(chromium, shop, width, scheme)
+    here.check("jobs")
+    here.page.click("table a")
+    for view, drawn in VIEWS.items():
+        open_view(here, view, drawn)
+        # Live figures have come, and rates need two looks.
+        here.page.wait_for_timeout(1200)
+        here.check(f"{view} at {width}, {scheme}")
+        if SHOTS and view in PICTURES and (width, scheme) in ((1280, "light"), (390, "dark")):
+            if width == 390 and view != "graph":
+                continue
+            clip = {"x": 0, "y": 0, "width": width, "height": PICTURES[view]}
+            here.page.screenshot(path=Path(SHOTS) / f"{view}-{width}-{scheme}.png", clip=clip, full_page=True)
+    here.page.context.close()
+
+
+def test_the_figures_are_those_of_the_job(chromium: Any, shop: Shop) -> None:
+    here = visit(chromium, shop)
+    here.page.click("table a")
+    here.page.wait_for_selector(".node")
+    names = [each.inner_text() for each in here.page.query_selector_all(".node h3")]
+    assert sorted(names) == ["alerts", "failed", "revenue", "revenue", "score", "till", "web"]
+    assert [each.text_content() for each in here.page.query_selector_all(".graph text")] == ["alerts", "dead letters"]
+    open_view(here, "time", "tbody td")
+    # Kyoto's events are forty minutes behind, and more of one source may be read than of the other.
+    assert "'kyoto' of source" in here.page.inner_text(".neck")
+    behind = re.search(r"holds the watermark back: it is (\d+) min behind", here.page.inner_text(".neck"))
+    assert behind is not None
+    assert int(behind[1]) >= 40
+    open_view(here, "partitions", "tbody td")
+    status = shop.status()
+    assert status is not None
+    assert len(here.page.query_selector_all("tbody tr")) == len(status.keepers) == 4
+    open_view(here, "checkpoints", "svg.files rect")
+    here.page.wait_for_selector("td .state.complete")
+    assert here.troubles == []
+    here.page.context.close()
+
+
+def test_state_sql_and_a_key(chromium: Any, shop: Shop) -> None:
+    here = visit(chromium, shop)
+    here.page.click("table a")
+    open_view(here, "state", "text=score.total")
+    here.page.click("text=score.shops")
+    here.page.wait_for_selector("td:text-is('c-0')")
+    here.page.fill("#sql", "SELECT count(*) AS customers, count(DISTINCT customer) AS n FROM score.total")
+    here.page.click("button:text-is('Run')")
+    here.page.wait_for_selector("th:text-is('customers')")
+    customers, distinct = (
+        each.inner_text() for each in here.page.query_selector_all("form + div td, form + div + p + div td")[:2]
+    )
+    assert int(customers) == int(distinct) > 100
+    open_view(here, "key", "input[name=customer]")
+    here.page.fill("input[name=customer]", "c-0")
+    here.page.click("text=Look up")
+    here.page.wait_for_selector("text=score.timers.event")
+    here.check("key")
+    # Every third order is this customer's: each checkpoint has another number.
+    assert '"orders"' in here.page.inner_text(".now")
+    assert len(here.page.query_selector_all("section:first-of-type tbody tr")) > 1
+    here.page.context.close()
+
+
+def test_buttons_say_what_they_will_do_and_a_stopped_job_can_still_be_seen(chromium: Any, shop: Shop) -> None:
+    """The last test: it stops the job."""
+    here = visit(chromium, shop)
+    here.page.click("table a")
+    here.page.click("button:text-is('Checkpoint…')")
+    assert "Takes a checkpoint now" in here.page.inner_text("dialog")
+    here.check("a dialog")
+    here.page.keyboard.press("Escape")
+    assert here.page.query_selector("dialog") is None
+    here.page.click("button:text-is('Rescale…')")
+    assert here.page.is_disabled("dialog button.main")
+    here.page.fill("dialog input", "3")
+    here.page.click("dialog button.main")
+    here.page.wait_for_selector("dialog .done")
+    assert "goes on with parallelism 3" in here.page.inner_text("dialog .done")
+    here.page.click("dialog >> text=Close")
+    open_view(here, "restarts", "td:text-is('a rescale to 3')")
+    # A keeper that has done nothing since it was restored is replaced alone.
+    while (status := shop.status()) is None or status.epochs < 2:
+        time.sleep(0.2)
+    os.kill(status.keepers[0].pid, signal.SIGKILL)
+    here.page.wait_for_selector("td:text-is('restart after a failure')")
+    assert "SIGKILL" in here.page.inner_text("td.wide >> nth=0")
+    here.check("restarts after a failure")
+    here.page.wait_for_selector(".state.running")
+    here.page.click("button:text-is('Stop…')")
+    assert "Nothing is processed again" in here.page.inner_text("dialog")
+    here.page.click("dialog button.main")
+    here.page.wait_for_selector("dialog .done")
+    here.page.click("dialog >> text=Close")
+    here.page.wait_for_selector(".state.stopped")
+    for view in VIEWS:
+        open_view(here, view, "main > :nth-child(2)")
+        here.page.wait_for_timeout(500)
+        here.check(f"{view} of a stopped job")
+    here.page.context.close()

@@ -1,0 +1,146 @@
+"""Rates between two looks at a running job, and the bottleneck that is said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strandline.control.client import Driver
+from strandline.control.recent import EpochStats, OperatorTime, Recent
+from strandline.control.status import SinkStatus, Status
+from strandline.core.errors import UnavailableError
+from strandline.ui import live
+from strandline.ui.bottleneck import find_bottleneck
+from strandline.ui.live import LiveJob, Viewer
+from tests.control.fake import KEEPER, OTHER, RECENT, STATS, FakeRun
+
+DRIVER = Driver(Path("run.sock"), 1, "0", "alerts", "file:///ck", 1)
+STATUS = FakeRun().status()
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 1000.0
+        monkeypatch.setattr(live.time, "monotonic", lambda: self.now_s)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def looking(*answers: tuple[Status, Recent] | Exception) -> LiveJob:
+    left = list(answers)
+
+    def ask(_: Driver) -> tuple[Status, Recent]:
+        answer = left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    return LiveJob(ask)
+
+
+def at_work(rows: int, busy_ms: float, **more: Any) -> Status:
+    keepers = [replace(KEEPER, all_rows_in=rows, all_rows_out=rows // 2, all_busy_ms=busy_ms), OTHER]
+    return replace(STATUS, keepers=keepers, **more)
+
+
+def test_rates_are_of_the_time_between_two_looks(clock: Clock) -> None:
+    job = looking((at_work(1000, 500.0), RECENT), (at_work(3000, 1500.0), RECENT))
+    assert job.look(DRIVER)["rates"] == []
+    clock.now_s += 4
+    first, second = job.look(DRIVER)["rates"]
+    assert first == {"uid": "detect", "partition": 0, "rows_in_per_s": 500.0, "rows_out_per_s": 250.0, "busy": 0.25}
+    assert (second["partition"], second["rows_in_per_s"], second["busy"]) == (1, 0.0, 0.0)
+    assert len(job.points()) == 2
+
+
+def test_counters_that_begin_again_give_no_rate(clock: Clock) -> None:
+    job = looking(
+        (at_work(9000, 500.0), RECENT), (at_work(10, 1.0, restarts=2), RECENT), (at_work(30, 2.0, restarts=2), RECENT)
+    )
+    job.look(DRIVER)
+    clock.now_s += 2
+    assert job.look(DRIVER)["rates"] == []
+    clock.now_s += 2
+    assert job.look(DRIVER)["rates"][0]["rows_in_per_s"] == 10.0
+
+
+def test_a_driver_is_not_asked_by_each_browser(clock: Clock) -> None:
+    job = looking((STATUS, RECENT))
+    assert job.look(DRIVER) is job.look(DRIVER)
+
+
+def test_why_there_are_no_figures_is_said(clock: Clock) -> None:
+    job = looking(UnavailableError("the driver has not answered", hint="ps"))
+    assert job.look(DRIVER) == {"asked_s": 1000.0, "error": "the driver has not answered", "hint": "ps"}
+    assert job.points() == []
+
+
+def test_a_viewer_gets_each_epoch_once_and_all_after_a_restart(clock: Clock) -> None:
+    more = replace(
+        RECENT,
+        epochs=[*RECENT.epochs, replace(RECENT.epochs[-1], epoch=13)],
+        checkpoints=[replace(STATS, status="completed"), replace(STATS, checkpoint=8)],
+    )
+    job = looking((STATUS, RECENT), (STATUS, more), (replace(STATUS, restarts=9), more))
+    viewer = Viewer(job)
+    seen = []
+    for _ in range(3):
+        figures = viewer.look(DRIVER)
+        seen.append(
+            (
+                figures["anew"],
+                [e["epoch"] for e in figures["epochs"]],
+                [c["checkpoint"] for c in figures["checkpoints"]],
+            )
+        )
+        clock.now_s += 2
+    assert seen == [(True, [11, 12], [7]), (False, [13], [7, 8]), (True, [11, 12, 13], [7, 8])]
+    assert len(figures["points"]) == 3
+
+
+def epochs(
+    count: int = 10, *, took_ms: float = 1000.0, plan_ms: float = 50.0, gap_ms: float = 0.0, rows: int = 100,
+    operators: Sequence[OperatorTime] = (),
+) -> list[EpochStats]:  # fmt: skip
+    return [
+        EpochStats(n, int(n * (took_ms + gap_ms)), rows, took_ms, plan_ms, 0.0, None, list(operators))
+        for n in range(1, count + 1)
+    ]
+
+
+EVEN = OperatorTime("detect", 1, 800.0, 10.0, 780.0)
+SKEWED = OperatorTime("detect", 1, 800.0, 10.0, 200.0)
+SMALL = OperatorTime("top", 0, 20.0, 10.0, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("recent", "node", "said"),
+    [
+        (epochs(operators=[EVEN, SMALL]), "operator:detect", "works 80% of each epoch: all of its partitions"),
+        (epochs(operators=[SMALL, SKEWED]), "operator:detect", "its partition 1 works 4.0 times as long as the mean"),
+        (epochs(plan_ms=700.0, operators=[SMALL]), "", "70% of each epoch passes before its rows are read"),
+        (epochs(operators=[SMALL]), "", "Spark: 93% of each epoch passes in reading"),
+        (epochs(gap_ms=4000.0, operators=[EVEN]), "", "none: 80% of the time, the job waits for rows"),
+        (epochs(2, operators=[EVEN]), "", "not known yet"),
+        (epochs(rows=0, operators=[EVEN]), "", "not known yet"),
+        (epochs(), "", "Spark: 95%"),
+    ],
+)  # fmt: skip
+def test_the_bottleneck_has_a_reason(recent: list[EpochStats], node: str, said: str) -> None:
+    bottleneck = find_bottleneck(STATUS, recent)
+    assert bottleneck.node == node
+    assert said in bottleneck.text
+
+
+def test_a_sink_that_takes_no_rows_comes_first() -> None:
+    status = replace(STATUS, sinks=[SinkStatus("pg", waiting_rows=7, failure="refused\nmore")])
+    bottleneck = find_bottleneck(status, epochs(operators=[EVEN]))
+    assert (bottleneck.node, bottleneck.text) == ("sink:pg", "sink 'pg' does not take rows: refused")
+    assert find_bottleneck(replace(status, state="restarting"), []).text == "the job is restarting"
