@@ -34,7 +34,7 @@ _WHERE = {
     "Flink": f"`*TestPrograms` of Flink {VERSION}, all of them, from the jars that Flink publishes "
     f"(`flink-table-planner_2.12:{VERSION}:tests`). Rows before and after the restore are two epochs each.",
     "RisingWave": f"`e2e_test/streaming` and `e2e_test/over_window/templates` of {REPOSITORIES['risingwave'].url}. What is below was run on a copy of "
-    "some files, without their comments and without types that DuckDB lacks; a case is a materialized view, an epoch a statement that changes a table.",
+    "some files, without comments, types that DuckDB lacks, and some of their statements and checks; a case is a materialized view, an epoch a statement that changes a table.",
 }
 _WHY = (
     (r"time of processing|proc_?time|PROCTIME", "the time of processing: a restart would have another"),
