@@ -100,3 +100,15 @@ def test_as_of_joins(
         newest = {exact(key) for (key, _, at), _ in versions if at is not None}
         assert len(bench.left()) == len(newest)
     bench.close()
+
+
+@pytest.mark.parametrize("is_strict", [True, False], ids=["before", "at or before"])
+def test_a_version_is_kept_for_the_oldest_row_that_may_come(tmp_path: Path, is_strict: bool) -> None:
+    bench = as_of("inner", (3, 0), False, is_strict, "struct<k0: bigint>", "rocksdb", tmp_path)
+    key, version = (1,), (1, 0.0)
+    bench.watermark_us = bench.fired_us = 8
+    # Rows may come from 5 on.
+    bench.epoch_of([[(None, (key, 1, 0.0, 2, False), key), (None, (key, 2, 0.0, 5, False), key)]])
+    given = bench.epoch_of([[((key, 1, "a", 5), None, key)]])
+    assert [row[:-1] for row in given] == [(1, "a", *(version if is_strict else (2, 0.0)))]
+    bench.close()

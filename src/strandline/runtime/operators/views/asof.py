@@ -79,7 +79,7 @@ class AsOfJoining(EpochOperator):
         """`lags_us`: by side, how far behind the watermark times may be. `is_strict`: a version is before the row."""
         super().__init__()
         self._key, self._how, self._lags_us = key, how, lags_us
-        self._final, self._side = final, "left" if is_strict else "right"
+        self._final, self._is_strict = final, is_strict
         self._kinds, self._result = (RowType(left), RowType(right)), RowType(result)
         self.own_states = {
             _WAITING: Value(f"array<struct<at: bigint, gone: boolean, row: {left.ddl}>>"),
@@ -177,7 +177,7 @@ class AsOfJoining(EpochOperator):
         times = np.unique(versions.at)
         places = len(times) + 1
         order = versions.of_key * places + np.searchsorted(times, versions.at)
-        wanted = rows.of_key * places + np.searchsorted(times, rows.at, "left" if self._side == "left" else "right")
+        wanted = rows.of_key * places + np.searchsorted(times, rows.at, "left" if self._is_strict else "right")
         at = np.searchsorted(order, wanted, "left") - 1
         is_valid = at >= 0
         known = at[is_valid]
@@ -217,7 +217,8 @@ class AsOfJoining(EpochOperator):
     def _put_versions(self, keys: BatchKeys, versions: _Rows, changed: Numbers, scope: Scope) -> None:
         """Store versions without those that no row can ask for: the last one up to the watermark is valid there."""
         if scope.watermark_us is not None and len(versions):
-            is_past = versions.at <= scope.watermark_us - max(self._lags_us)
+            first_us = scope.watermark_us - max(self._lags_us)
+            is_past = versions.at < first_us if self._is_strict else versions.at <= first_us
             has_next = np.append(versions.of_key[1:] == versions.of_key[:-1], False) & np.append(is_past[1:], False)
             versions = versions.take(np.flatnonzero(~(is_past & has_next)))
         self._put(_VERSIONS, keys, versions, changed)
