@@ -90,7 +90,8 @@ class Keeping(sl.KeyedBroadcastProcess):
 class Op:
     """What plan_upgrade asks of an operator of a program."""
 
-    uid, was, key_schema, parallelism = "op", "", "`k` string", 1
+    uid, was, group, key_schema, parallelism = "op", "", "", "`k` string", 1
+    changed_by = computed_of = ()
 
     def __init__(self, process: Process) -> None:
         self.declared, self.states = declared_states(process), state_infos(process)

@@ -33,8 +33,9 @@ def declared(ttl: sl.TTL | None) -> list[StateInfo]:
 
 def go_on(before: list[StateInfo], now: list[StateInfo]) -> None:
     operator: dict[str, Any] = {"uid": "op", "key_schema": "k int", "max_parallelism": 128, "parallelism": 1}
+    of_views: dict[str, Any] = {"group": "", "changed_by": (), "computed_of": ()}
     stored = OperatorInfo(**operator, backend="rocksdb", states=before, partitions=[])
-    program: Any = SimpleNamespace(**operator, states=now, was="", declared={}, aggregated=None)
+    program: Any = SimpleNamespace(**operator, **of_views, states=now, was="", declared={}, aggregated=None)
     check_compatible(made([stored]), [program], {}, [])
 
 
@@ -144,6 +145,9 @@ def test_another_max_parallelism_is_told_how() -> None:
         was="the op",
         declared={},
         aggregated=None,
+        group="",
+        changed_by=(),
+        computed_of=(),
     )
     with pytest.raises(IncompatibleStateError, match="operator 'new': max_parallelism is 512, was 128") as caught:
         check_compatible(made([stored]), [program], {}, [], url="/a b/c")

@@ -300,7 +300,7 @@ def test_the_page(with_kafka: Any, kafka: Kafka, tmp_path: Path) -> None:
     }
 
     def edit(code: str) -> str:
-        if "from_avro" in code:
+        if "from_avro" in code or "kafka.versions" in code:
             return ""
         for old, new in edits.items():
             assert old in code

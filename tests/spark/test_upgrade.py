@@ -136,7 +136,7 @@ def test_a_program_is_checked_before_anything_starts(spark: Any, case: Case, tmp
         collector = JobCollector()
         assert run_until_job(program, collector) == 0
         program.unlink()
-        (found,) = check_all(program, collector, restore, {"small": drop})
+        (found,) = check_all(program, collector, restore, {"small": drop}, {})
         return found
 
     found = check("CountMore", 'sl.uid("more", was="count")', {"small": newest})

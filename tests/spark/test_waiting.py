@@ -247,7 +247,7 @@ class Attempts:
         job.excluded, job.least_id, job.claim, job._failed_at, job.state = frozenset({2}), 1, None, 0.0, "starting"
         job._held = None
         job._enter = lambda state: setattr(job, "state", state)
-        job._report_begin = job._end_attempt = noop
+        job._report_begin = job._end_attempt = job._interrupt = job._resume = noop
         job._forget_attempt = lambda: setattr(job, "attempt", None)
         job._recover = lambda error: (job._enter("restarting"), job._forget_attempt())
         run._requests._checkpoint_of = lambda *_: None
