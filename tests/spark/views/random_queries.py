@@ -112,8 +112,8 @@ def try_queries(
 ) -> None:
     """Run queries as views of one job over the tables of a seed."""
     with compared_in(spark, random_tables(seed, change=change)) as (compared, local_dir):
-        answered = [query for query in queries if answered(compared, query, found)]
-        for query in answered:
+        known = [query for query in queries if answered(compared, query, found)]
+        for query in known:
             plan(compared, query, found)
         if not compared.views:
             return
