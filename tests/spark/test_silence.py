@@ -293,6 +293,8 @@ def test_rows_that_come_while_an_epoch_waits_for_its_turn_are_nobodys_silence() 
 
 def test_calls_of_functions_are_accepted_again_after_an_error(caplog: pytest.LogCaptureFixture) -> None:
     """As that no file descriptor is free: epochs, which are such calls, would wait for ever."""
+    # Tests that run a program as the command line does have silenced it in this process.
+    caplog.set_level(logging.WARNING, logger="py4j")
     given = CallbackServerParameters(port=0, daemonize=True)
     server: Any = CallbackServer(PythonProxyPool(), None, callback_server_parameters=given)
     accepted: list[Any] = []
