@@ -64,6 +64,14 @@ def start() -> Seaweed | None:
     program = Path(sys.executable).with_name("weed")
     if not program.exists():
         return None
+    try:
+        return _start(program)
+    except AssertionError:
+        # Another process may have taken a port that was free before.
+        return _start(program)
+
+
+def _start(program: Path) -> Seaweed:
     directory = Path(tempfile.mkdtemp(prefix="seaweed-"))
     (directory / "data").mkdir()
     (directory / "s3.json").write_text(
