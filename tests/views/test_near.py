@@ -17,7 +17,7 @@ from strandline.runtime.operators.views.bags import WEIGHT
 from strandline.runtime.operators.views.near import Near, NearJoining
 from strandline.types.datatypes import parse_schema
 from tests.soak import BACKENDS, examples
-from tests.views.operators import KEY, KEY_TYPES, Bag, Life, Operator, cut, exact
+from tests.views.operators import KEY_TYPES, Bag, Life, Operator, cut, exact
 
 HOWS = ("inner", "left", "right", "full", "semi", "anti", "existence")
 LEFTS, RIGHTS = "n bigint, s string", "m bigint, y double"
@@ -42,8 +42,8 @@ class Watched(Operator):
 
 
 def near_joining(how: Any, near: Near, final: bool, key_type: str, kind: str, root: Path) -> Watched:
-    left = f"struct<{KEY}: {key_type}, n: bigint, s: string, at: bigint>"
-    right = f"struct<{KEY}: {key_type}, m: bigint, y: double, at: bigint>"
+    left = "struct<n: bigint, s: string, at: bigint>"
+    right = "struct<m: bigint, y: double, at: bigint>"
     output = OUTPUTS.get(how, f"{LEFTS}, {RIGHTS}")
     process = NearJoining(how, parse_schema(LEFTS), parse_schema(RIGHTS), parse_schema(output), near, final=final)
     return Watched(kind, root, process, key_type, f"left {left}, right {right}", output)
@@ -104,8 +104,8 @@ def test_near_joins(
             watermark = (-5 if watermark is None else watermark) + data.draw(st.integers(0, 9))
         bench.watermark_us = watermark
         some = [data.draw(arrivals(keys, rows, watermark or 0)) for rows in (LEFT_ROWS, RIGHT_ROWS)]
-        pairs = [*(((key, *row, at), None, key) for key, row, at in some[0])]
-        pairs += [(None, (key, *row, at), key) for key, row, at in some[1]]
+        pairs = [*(((*row, at), None, key) for key, row, at in some[0])]
+        pairs += [(None, (*row, at), key) for key, row, at in some[1]]
         given = life.epoch(cut(data.draw, data.draw(st.permutations(pairs))))
         next_us, _ = bench.task.next_timers_us
         # A timer that is due already would have the driver run epochs for ever.
@@ -132,7 +132,7 @@ def test_rows_are_in_state_for_as_long_as_partners_can_come(tmp_path: Path) -> N
     """A row of each side is there until the watermark has passed the last time of a partner, to the microsecond."""
     near = Near(-3, 5)
     bench = near_joining("inner", near, True, "struct<k0: bigint>", "rocksdb", tmp_path)
-    for number, rows in enumerate(([(((7,), 1, "a", 100), None, (7,))], [(None, ((7,), 1, 0.0, 100), (7,))])):
+    for number, rows in enumerate(([((1, "a", 100), None, (7,))], [(None, (1, 0.0, 100), (7,))])):
         bench.watermark_us = 100 + number * 1000
         rows = [
             tuple(None if half is None else (*half[:-1], half[-1] + number * 1000) for half in row[:2]) + row[2:]

@@ -58,7 +58,7 @@ def epochs(which: str, rng: random.Random) -> list[list[tuple[Any, ...]]]:
                 )
                 gone = (False,) * (which == "asof")
                 found.append([
-                    *((row, None, row[0]) for row in lefts), *((None, (*row, *gone), row[0]) for row in rights)
+                    *((row, None, key) for key, *row in lefts), *((None, (*row, *gone), key) for key, *row in rights)
                 ])  # fmt: skip
             case _:
                 found.append([added(*change) for change in changes(rng, NUMBERS, left)])

@@ -6,66 +6,58 @@ Joins of streams with `state_ttl` are the same, by the times at which rows come.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strandline.plan.graph import Keyed, Node
-from strandline.plan.joins import connect
+from strandline.plan.graph import Node
 from strandline.runtime.operators.views.joins import PAIRED, How
 from strandline.runtime.operators.views.near import Near, NearJoining
 from strandline.spark.views.catalyst import Attribute, Catalyst, Expression
 from strandline.spark.views.intervals import duration
-from strandline.spark.views.keys import KEY, join_key_of
+from strandline.spark.views.keys import KEY
 from strandline.spark.views.meaning import short
-from strandline.spark.views.operators import (
-    ONE,
-    YOUNGER,
-    Operators,
-    columns_of,
-    hash_of,
-    leaves_of,
-    parts_of,
-    struct_of,
-    ttl_of,
-)
+from strandline.spark.views.operators import ONE, YOUNGER, Operators, columns_of, hash_of, leaves_of, parts_of, ttl_of
+from strandline.spark.views.pairs import Inputs, keeps_alone, keyed, paired, with_rest
 from strandline.spark.views.relations import Part, Relation, Rows, unlike
 from strandline.spark.views.times import Bound, Moved, TimeReader, of_result
-from strandline.spark.views.unions import united
-from strandline.types.datatypes import BooleanType, Field, StructType
 
 _AT = "__strandline_at"
 
 
 @dataclass(frozen=True)
-class Sides:
-    """The rows, keys and times of a join."""
+class _Near:
+    """A join by equal keys and near times."""
 
-    left: Relation
-    left_keys: Sequence[Expression]
-    left_at: Moved | None
+    ops: Operators
+    inputs: Inputs
+    times: tuple[Moved | None, Moved | None]
     """None: a row's time is when it comes."""
-    right: Relation
-    right_keys: Sequence[Expression]
-    right_at: Moved | None
     near: Near
+
+    def joined(self, how: How, exists: Attribute | None = None) -> Relation:
+        return _joined(self, how, exists)
+
+    def matched(self, how: How, rows: Relation, pairs: Relation, exists: Attribute | None = None) -> Relation:
+        # They have the same columns, and so the same time.
+        at = self.times[0 if rows is self.inputs.left else 1]
+        if at is None:
+            near = Near(0, (rows.ttl_ms or 0) * 1000, by_clock=True)
+        else:
+            near = Near(0, 0, (rows.times[at.column], pairs.times[at.column]))
+        inputs = Inputs(rows, rows.output, pairs, rows.output)
+        return _joined(_Near(self.ops, inputs, (at, at), near), how, exists, null_safe=True)
 
 
 def near_join(
-    ops: Operators,
-    how: How,
-    left: Relation,
-    left_keys: Sequence[Expression],
-    right: Relation,
-    right_keys: Sequence[Expression],
-    rest: Expression | None,
-    exists: Attribute | None,
+    ops: Operators, how: How, inputs: Inputs, rest: Expression | None, exists: Attribute | None
 ) -> Relation | None:
     """Join relations of which a row can have partners for some time only; None if there is no such time."""
+    left, right = inputs.left, inputs.right
     if not (left.times and right.times and left.appends and right.appends):
         return None
     catalyst = ops.catalyst
     conditions = [] if rest is None else catalyst.conjuncts(rest)
-    equal = [catalyst.equal_to(*pair) for pair in zip(left_keys, right_keys, strict=True)]
+    equal = [catalyst.equal_to(*pair) for pair in zip(inputs.left_keys, inputs.right_keys, strict=True)]
     nearest = _nearest(_bounds(catalyst, left, right, [*equal, *conditions]), left, right)
     if nearest is None:
         return None
@@ -75,67 +67,18 @@ def near_join(
     for each in conditions:
         if not any(each is bound.condition and bound.is_exact for bound in used):
             rest = catalyst.both(rest, each)
-
-    def matched(rows: Relation, pairs: Relation) -> Sides:
-        # They have the same columns, and so the same time.
-        at = left_at if rows is left else right_at
-        lags = rows.times[at.column], pairs.times[at.column]
-        return Sides(rows, rows.output, at, pairs, rows.output, at, Near(0, 0, lags))
-
-    sides = Sides(left, left_keys, left_at, right, right_keys, right_at, near)
-    return _with_rest(ops, how, sides, rest, exists, matched)
+    return with_rest(ops, _Near(ops, inputs, (left_at, right_at), near), how, inputs, rest, exists)
 
 
 def ttl_join(
-    ops: Operators,
-    how: How,
-    left: Relation,
-    left_keys: Sequence[Expression],
-    right: Relation,
-    right_keys: Sequence[Expression],
-    rest: Expression | None,
-    exists: Attribute | None,
+    ops: Operators, how: How, inputs: Inputs, rest: Expression | None, exists: Attribute | None
 ) -> Relation | None:
     """Join relations whose rows are forgotten some time after they have come; None if rows of a side are not."""
+    left, right = inputs.left, inputs.right
     if left.ttl_ms is None or right.ttl_ms is None or not (left.appends and right.appends):
         return None
-
-    def matched(rows: Relation, pairs: Relation) -> Sides:
-        near = Near(0, (rows.ttl_ms or 0) * 1000, by_clock=True)
-        return Sides(rows, rows.output, None, pairs, rows.output, None, near)
-
     near = Near(-right.ttl_ms * 1000, left.ttl_ms * 1000, by_clock=True)
-    sides = Sides(left, left_keys, None, right, right_keys, None, near)
-    return _with_rest(ops, how, sides, rest, exists, matched)
-
-
-def _with_rest(
-    ops: Operators,
-    how: How,
-    sides: Sides,
-    rest: Expression | None,
-    exists: Attribute | None,
-    matched: Callable[[Relation, Relation], Sides],
-) -> Relation:
-    """Join relations by keys and times, and the rest of a condition, which Spark evaluates of pairs.
-
-    `matched` returns the join of rows with those that pairs have: the rows that have a partner are those of the pairs.
-    """
-    catalyst, left, right = ops.catalyst, sides.left, sides.right
-    if rest is None or how == "inner":
-        joined = _joined(ops, how, sides, exists)
-        return joined if rest is None else ops.filtered(joined, rest)
-    pairs = ops.filtered(_joined(ops, "inner", sides), rest)
-    if how in ("semi", "anti", "existence"):
-        return _joined(ops, how, matched(left, pairs), exists, null_safe=True)
-    parts = [(pairs, [*left.output, *right.output])]
-    if how in ("left", "full"):
-        alone = _joined(ops, "anti", matched(left, pairs), null_safe=True)
-        parts.append((alone, [*alone.output, *map(catalyst.null_like, right.output)]))
-    if how in ("right", "full"):
-        alone = _joined(ops, "anti", matched(right, pairs), null_safe=True)
-        parts.append((alone, [*map(catalyst.null_like, left.output), *alone.output]))
-    return united(ops, parts, [*left.output, *right.output])
+    return with_rest(ops, _Near(ops, inputs, (None, None), near), how, inputs, rest, exists)
 
 
 # -- bounds
@@ -178,44 +121,31 @@ def _nearest(
 # -- the operator
 
 
-def _joined(
-    ops: Operators, how: How, sides: Sides, exists: Attribute | None = None, *, null_safe: bool = False
-) -> Relation:
+def _joined(join: _Near, how: How, exists: Attribute | None = None, *, null_safe: bool = False) -> Relation:
     """Join relations by equal keys and near times."""
-    catalyst, is_paired, left, right, near = ops.catalyst, how in PAIRED, sides.left, sides.right, sides.near
-    halves = ((left, sides.left_keys, sides.left_at), (right, sides.right_keys, sides.right_at))
+    ops, inputs, near, is_paired = join.ops, join.inputs, join.near, how in PAIRED
+    left, right = inputs.left, inputs.right
+    sides = (left, inputs.left_keys, join.times[0]), (right, inputs.right_keys, join.times[1])
     texts = [
         ", ".join(ops.meanings.of(each, rows.columns) for each in (*keys, *([at.of] if at else [])))
-        for rows, keys, at in halves
+        for rows, keys, at in sides
     ]
     final = ops.is_final and not near.by_clock
     what = f"near {how} {null_safe} {near} {'final' if final else 'changes'}"
     meaning = short(f"{what}[{texts[0]}|{texts[1]}]({left.meaning}|{right.meaning})")
     output = [*left.output, *(right.output if is_paired else ()), *([exists] if exists is not None else [])]
-    keeps_alone = how in ("left", "full", "anti", "existence"), how in ("right", "full")
 
     def make() -> tuple[Node, tuple[str, ...], Part]:
-        nodes: list[tuple[Node, tuple[str, ...]]] = []
-        for number, (rows, equal, at) in enumerate(halves):
-            if not null_safe and not keeps_alone[number]:
-                for key in equal:
-                    rows = ops.filtered(rows, catalyst.not_null(key)) if key.nullable() else rows
-            key = join_key_of(catalyst, equal, None if null_safe else (number + 1) * keeps_alone[number])
+        halves = []
+        for number, (rows, equal, at) in enumerate(sides):
+            rows, key = keyed(ops, rows, equal, number, keeps_alone(how), null_safe=null_safe)
             columns = rows.output if is_paired or number == 0 else ()
-            nodes.append(timed_rows(ops, rows, columns, key, at.of if at else None))
-        names = unlike([*nodes[0][1], *(nodes[1][1] if is_paired else ()), *(["exists"] if exists is not None else [])])
-        # A side without columns has one that no operator reads.
-        unread = {0} if not left.output else set()
-        unread |= {len(nodes[0][1])} if is_paired and not right.output else set()
-        kinds = [struct_of(node, names_) for node, names_ in nodes]
-        fields = [each for kind in kinds[: 1 + is_paired] for each in kind.fields]
-        fields += [Field("exists", BooleanType())] if exists is not None else []
-        result = StructType(tuple(Field(name, each.type) for name, each in zip(names, fields, strict=True)))
-        pairs = connect(Keyed(nodes[0][0], (KEY,)), Keyed(nodes[1][0], (KEY,)))
-        process = NearJoining(how, kinds[0], kinds[1], result, near, final=final)
-        operator = ops.operator(pairs, f"near-{hash_of(meaning)}", process, result, f"{how} join")
-        part = Part(operator.uid, f"{how} join by {_by(texts[0], near)}", "rows of both sides", "", bound=_bound(sides))
-        return operator, tuple(name for at, name in enumerate(names) if at not in unread), part
+            halves.append(timed_rows(ops, rows, columns, key, at.of if at else None))
+        pairs = paired(halves, (left, right)[: 1 + is_paired], exists)
+        process = NearJoining(how, *pairs.kinds, pairs.result, near, final=final)
+        operator = ops.operator(pairs.rows, f"near-{hash_of(meaning)}", process, pairs.result, f"{how} join")
+        by = f"{how} join by {_by(texts[0], near)}"
+        return operator, pairs.read, Part(operator.uid, by, "rows of both sides", "", bound=_bound(join))
 
     node, names, part = ops.once(meaning, make, left, right)
     appends = final or how in ("inner", "semi")
@@ -229,7 +159,7 @@ def _joined(
         appends=appends,
         unique=None if is_paired else left.unique,
         hidden=ops.hidden_of(node.columns.hidden),
-        times={} if near.by_clock else _times(sides, is_paired=is_paired),
+        times={} if near.by_clock else _times(join, is_paired=is_paired),
         ttl_ms=ttl_of(left, right),
         leaves=leaves_of(left, right),
         parts=parts_of(left, right, part=part, appends=appends),
@@ -248,12 +178,12 @@ def timed_rows(
     return Rows(catalyst, rows, tuple(pairs), is_weighted=False, is_timed=at is not None).node(), names
 
 
-def _times(sides: Sides, *, is_paired: bool) -> dict[tuple[int, int], int]:
+def _times(join: _Near, *, is_paired: bool) -> dict[tuple[int, int], int]:
     """Return the times of the result: a row comes when the later one of a pair does, or when none can come any more."""
-    near, result = sides.near, dict[tuple[int, int], int]()
+    near, result = join.near, dict[tuple[int, int], int]()
     lags = near.lags_us
     waits = max(lags[0], lags[1] + near.upper_us) - lags[0], max(lags[1], lags[0] - near.lower_us) - lags[1]
-    for number, rows in enumerate((sides.left, sides.right)[: 1 + is_paired]):
+    for number, rows in enumerate((join.inputs.left, join.inputs.right)[: 1 + is_paired]):
         result |= of_result(rows.times, rows.output, waits[number])
     return result
 
@@ -271,11 +201,11 @@ def _by(columns: str, near: Near) -> str:
     return f"equal {columns}, of which the last is from {ends[0]} to {ends[1]}"
 
 
-def _bound(sides: Sides) -> str:
+def _bound(join: _Near) -> str:
     """Say how long rows are state."""
-    near, texts = sides.near, []
+    near, texts = join.near, []
     ends = near.upper_us + near.lags_us[1], near.lags_us[0] - near.lower_us
-    for side, at, end in (("left", sides.left_at, ends[0]), ("right", sides.right_at, ends[1])):
+    for side, at, end in zip(("left", "right"), join.times, ends, strict=True):
         if at is None:
             texts.append(f"{side} rows are forgotten after {duration(end)}" if end else f"no {side} rows")
         else:

@@ -17,6 +17,7 @@ from strandline.spark.views.distinct import as_written
 from strandline.spark.views.joining import any_join, join
 from strandline.spark.views.meaning import short
 from strandline.spark.views.operators import Operators
+from strandline.spark.views.pairs import Inputs
 from strandline.spark.views.places import NodeError
 from strandline.spark.views.ranking import top, top_window
 from strandline.spark.views.recomputed import constant, limit, window
@@ -249,7 +250,7 @@ class Planner:
             key = str(id_of(expression))
             if key not in results:
                 subquery = self._relation(expression.plan())
-                rows = join(self.operators, "left", rows, [], subquery, [])
+                rows = join(self.operators, "left", Inputs(rows, [], subquery, []))
                 results[key] = subquery.output[0]
             return results[key]
 
@@ -274,8 +275,8 @@ class Planner:
             raise _refused(what, "Spark does not say of which side it is", "write it in WHERE", *subqueries)
         keys, other_keys, rest = self._catalyst.join_keys(plan)
         exists = plan.joinType().exists() if how == "ExistenceJoin" else None
-        sides = self._as_relation(left), keys, self._as_relation(right), other_keys
-        return any_join(self.operators, how, *sides, rest, exists)
+        inputs = Inputs(self._as_relation(left), keys, self._as_relation(right), other_keys)
+        return any_join(self.operators, how, inputs, rest, exists)
 
     def _static_join(self, plan: Plan, rows: Relation, table: Static, *, is_left: bool = True) -> Relation:
         """Join changes with a table that stays as it is: Spark does it."""

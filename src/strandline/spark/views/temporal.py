@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from strandline.plan.graph import Keyed, Node
-from strandline.plan.joins import connect
+from strandline.plan.graph import Node
 from strandline.runtime.operators.views.asof import AsOfHow, AsOfJoining
 from strandline.spark.views.asof import keys_of, right_conditions
 from strandline.spark.views.catalyst import Plan, kind_of
@@ -13,11 +12,11 @@ from strandline.spark.views.keys import KEY, join_key_of
 from strandline.spark.views.meaning import short
 from strandline.spark.views.nearjoins import timed_rows
 from strandline.spark.views.operators import Operators, columns_of, hash_of, leaves_of, parts_of, struct_of
-from strandline.spark.views.relations import Part, Relation, unlike
+from strandline.spark.views.pairs import paired
+from strandline.spark.views.relations import Part, Relation
 from strandline.spark.views.rewriting import Edits, Piece
 from strandline.spark.views.structure import Query, Span
 from strandline.spark.views.times import TimeReader, of_result
-from strandline.types.datatypes import Field, StructType
 
 _HOWS: Mapping[str, AsOfHow] = {"Inner": "inner", "LeftOuter": "left"}
 _STRICT = {"GreaterThan": True, "GreaterThanOrEqual": False}
@@ -49,21 +48,12 @@ def as_of_join(ops: Operators, plan: Plan, left: Relation, right: Relation) -> R
             timed_rows(ops, rows, rows.output, join_key_of(catalyst, some, number), at)
             for number, (rows, some, at) in enumerate(halves, 1)
         ]
-        names = unlike([*nodes[0][1], *nodes[1][1]])
-        kinds = [struct_of(node, names_) for node, names_ in nodes]
-        fields = [each for kind in kinds for each in kind.fields]
-        result = StructType(tuple(Field(name, each.type) for name, each in zip(names, fields, strict=True)))
-        pairs = connect(Keyed(nodes[0][0], (KEY,)), Keyed(nodes[1][0], (KEY,)))
-        key = struct_of(nodes[0][0], [KEY])
-        process = AsOfJoining(key, how, kinds[0], kinds[1], result, known_lags, final=final, is_strict=is_strict)
-        operator = ops.operator(pairs, f"asof-{hash_of(meaning)}", process, result, "as-of join")
+        pairs, key = paired(nodes, (left, right)), struct_of(nodes[0][0], [KEY])
+        process = AsOfJoining(key, how, *pairs.kinds, pairs.result, known_lags, final=final, is_strict=is_strict)
+        operator = ops.operator(pairs.rows, f"asof-{hash_of(meaning)}", process, pairs.result, "as-of join")
         keeps = "rows, and of each key the versions that a row can still ask for"
         bound = "rows until the watermark has passed them; the newest version of each key stays"
-        # A side without columns has one that no operator reads.
-        unread = {0} if not left.output else set()
-        unread |= {len(nodes[0][1])} if not right.output else set()
-        part = Part(operator.uid, f"{how} join as of {texts[0]}", keeps, "", bound=bound)
-        return operator, tuple(name for at, name in enumerate(names) if at not in unread), part
+        return operator, pairs.read, Part(operator.uid, f"{how} join as of {texts[0]}", keeps, "", bound=bound)
 
     node, names, part = ops.once(meaning, make, left, right)
     return Relation(

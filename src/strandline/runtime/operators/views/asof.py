@@ -58,7 +58,7 @@ class _Rows:
 class AsOfJoining(EpochOperator):
     """Left rows, each with the version that was valid at its time.
 
-    A row of the input is a pair of which one half is null. The left half has the key, its columns, and its time; the
+    A row of the input is a pair of which one half is null. The left half has its columns, and its time; the
     right one also, last, whether the key has no version from that time on. A left row is given when the watermark has
     passed it, or if results are not `final`, at once, and is changed as versions come. A left row that is late is
     dropped, and counted. A version that is late is counted, and valid for the rows that are not given yet.
@@ -151,13 +151,13 @@ class AsOfJoining(EpochOperator):
         kind, width = self._kinds[number], len(self._kinds[number].columns.fields)
         present = np.flatnonzero(half.is_valid().to_numpy(zero_copy_only=False))
         parts = half.take(pa.array(present)).flatten()
-        at = parts[width + 1]
+        at = parts[width]
         is_timed = at.is_valid().to_numpy(zero_copy_only=False)
         at = at.fill_null(_NEVER).to_numpy(zero_copy_only=False)
         gone = np.zeros(len(at), bool)
-        if len(parts) > width + 2:
-            gone = parts[width + 2].fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
-        rows = _Rows(of_row[present], at, gone, kind.rows_of(parts[1 : width + 1]))
+        if len(parts) > width + 1:
+            gone = parts[width + 1].fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
+        rows = _Rows(of_row[present], at, gone, kind.rows_of(parts[:width]))
         is_late = np.zeros(len(at), bool)
         if scope.watermark_us is not None:
             is_late = is_timed & (at < scope.watermark_us - self._lags_us[number])

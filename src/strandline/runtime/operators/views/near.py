@@ -171,7 +171,7 @@ class Side:
 class NearJoining(EpochOperator):
     """Pairs of rows with equal keys and near times, and rows without a partner as the kind of join says.
 
-    A row of the input is a pair of which one half is null. Each half has the key, its columns, and its time, unless
+    A row of the input is a pair of which one half is null. Each half has its columns, and its time, unless
     that is when it comes (`by_clock`). Rows only come. A row without a partner is given when none can come any more, or
     if results are not `final`, at once, and is taken back when a partner comes. A row that is late is dropped, and
     counted.
@@ -267,7 +267,7 @@ class NearJoining(EpochOperator):
         present = np.flatnonzero(half.is_valid().to_numpy(zero_copy_only=False))
         parts = half.take(pa.array(present)).flatten()
         width = len(side.kind.columns.fields)
-        rows = side.kind.rows_of(parts[1 : width + 1])
+        rows = side.kind.rows_of(parts[:width])
         if self._near.by_clock:
             none = np.zeros(len(rows), np.int64)
             return Rows(of_row[present], none + scope.now_us, none.astype(bool), rows, none), rows.slice(0, 0)
