@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from strandline.cli.main import app
-from tests.cli.fabricate import FabricatedJob
+from tests.cli.fabricate import alerts
 from tests.cli.forks import Forks
 from tests.control.serving import serve
 
-__all__ = ["serve"]
+__all__ = ["alerts", "serve"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,12 +71,3 @@ def process(forks: Forks) -> Command:
         return Outcome(*forks.wait())
 
     return run
-
-
-@pytest.fixture
-def alerts(tmp_path: Path) -> FabricatedJob:
-    """A job with three checkpoints, of which two are retained."""
-    job = FabricatedJob(tmp_path / "ck")
-    for _ in range(3):
-        job.checkpoint()
-    return job

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
+
 from strandline.api.config import Checkpoints
 from strandline.backends.base import LocalFile
 from strandline.checkpoint.coordinator import Coordinator
@@ -112,3 +114,12 @@ class FabricatedJob:
         self._local.mkdir(parents=True, exist_ok=True)
         (self._local / name).write_bytes(self._rng.randbytes(size))
         return LocalFile(name, self._local / name, size, shared)
+
+
+@pytest.fixture
+def alerts(tmp_path: Path) -> FabricatedJob:
+    """A job with three checkpoints, of which two are retained; its files are no real state."""
+    job = FabricatedJob(tmp_path / "ck")
+    for _ in range(3):
+        job.checkpoint()
+    return job

@@ -10,11 +10,11 @@ from starlette.testclient import TestClient
 from strandline.ui.app import Page
 from strandline.ui.browse import Browser
 from strandline.ui.jobs import Jobs
-from tests.cli.fabricate import FabricatedJob
+from tests.cli.fabricate import alerts
 from tests.cli.snapshots import Made, make
 from tests.control.serving import serve
 
-__all__ = ["serve"]
+__all__ = ["alerts", "serve"]
 
 TOKEN = "the-token"
 COOKIE = "strandline-8740"
@@ -38,15 +38,6 @@ def page_of(local_dir: Path) -> Iterator[Open]:
     yield start
     for client in clients:
         client.close()
-
-
-@pytest.fixture
-def alerts(tmp_path: Path) -> FabricatedJob:
-    """A job with three checkpoints, of which two are retained; its files are no real state."""
-    job = FabricatedJob(tmp_path / "ck")
-    for _ in range(3):
-        job.checkpoint()
-    return job
 
 
 @pytest.fixture(scope="session")
