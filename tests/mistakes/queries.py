@@ -223,6 +223,15 @@ the query has the present time, as now() or current_date(): it would be the star
                                      ^
   next step: compare times of the rows with each other; or add the time of arrival as a column of the stream
 
+## a function of the session that looks like a column
+SELECT room, max(user) AS last FROM orders GROUP BY room
+=>
+the query has current_user(), a function of Spark's session: it would be the start's for ever
+  line 1, column 18:
+    SELECT room, max(user) AS last FROM orders GROUP BY room
+                     ^
+  next step: write its value; if a column of this name was meant, no table of the query has it
+
 ## ORDER BY without LIMIT
 SELECT *
 FROM orders

@@ -1,4 +1,4 @@
-"""What all joins have in common: keyed inputs, the columns of pairs, and conditions beside equal keys."""
+"""The parts that all joins share: keyed inputs, the columns of pairs, and conditions beside equal keys."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from strandline.spark.sinks.base import KeyedSink, Sink
 from strandline.spark.streams.frames import FrameSource, unchecked_step
 from strandline.spark.streams.stream import Output, Stream
 from strandline.spark.views import asof
-from strandline.spark.views.catalyst import Attribute, Catalyst, Plan, id_of
+from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, Plan, id_of, kind_of
 from strandline.spark.views.dialect import rewritten
 from strandline.spark.views.hints import duration_ms, take_hints, ttls_of_columns
 from strandline.spark.views.meaning import Meanings
@@ -43,6 +43,8 @@ from strandline.spark.views.times import WHOLE, of_ids
 CHANGE = "_change"
 """The column of a view's changes: 1 for a row that was added, -1 for one that was taken back."""
 DELETED = "_deleted"
+_OF_SESSION = frozenset({"CurrentCatalog", "CurrentDatabase", "CurrentTimeZone", "CurrentUser"})
+"""What Spark takes for the present, as the time is, and that is no time."""
 
 _PACKAGE = re.compile(r"\b(?:[a-z]\w*\.)+(?=[A-Z])")
 
@@ -301,11 +303,7 @@ def view_of(
             ) from None
         try:
             if present := catalyst.present(df):
-                raise NodeError(
-                    "the query has the present time, as now() or current_date(): it would be the start's for ever",
-                    "compare times of the rows with each other; or add the time of arrival as a column of the stream",
-                    *present,
-                )
+                raise _of_the_start(present)
             operators.meanings.tables.update(catalyst.names_of_rdds(df))
             analysed = catalyst.plan_of(df)
             of_columns = ttls_of_columns(catalyst, analysed, ttls, hints, rewriting)
@@ -313,6 +311,21 @@ def view_of(
         except NodeError as error:
             raise refuse_node(rewriting, error) from None
     return View(query, relation, df.schema, catalyst, name, rewriting.text, tables)
+
+
+def _of_the_start(expressions: Sequence[Expression]) -> NodeError:
+    """Return the refusal of expressions whose values are those of the job's start."""
+    if kind_of(expressions[0]) in _OF_SESSION:
+        return NodeError(
+            f"the query has {expressions[0].sql()}, a function of Spark's session: it would be the start's for ever",
+            "write its value; if a column of this name was meant, no table of the query has it",
+            *expressions,
+        )
+    return NodeError(
+        "the query has the present time, as now() or current_date(): it would be the start's for ever",
+        "compare times of the rows with each other; or add the time of arrival as a column of the stream",
+        *expressions,
+    )
 
 
 def _checked(name: str, table: Any) -> Node:
