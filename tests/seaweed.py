@@ -119,7 +119,9 @@ def _wait_until_it_answers(server: Seaweed) -> None:
         except OSError:
             pass
         if server._process.poll() is not None or time.monotonic() > deadline:
-            raise AssertionError((server._directory / "log").read_text()[-5000:])
+            log = (server._directory / "log").read_text()
+            # It says what is wrong before it lists its options.
+            raise AssertionError(f"{log[:2000]}\n…\n{log[-3000:]}")
         time.sleep(0.05)
     while True:
         try:
