@@ -30,11 +30,11 @@ axe_playwright = pytest.importorskip("axe_playwright_python.sync_playwright")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ROOT = Path(__file__).parents[2]
 SHOTS = os.environ.get("STRANDLINE_SHOTS")
-PICTURES = {"graph": 900, "checkpoints": 1200, "time": 760}
+PICTURES = {"graph": 900, "checkpoints": 1200, "time": 760, "functions": 800}
 """Views with pictures in the docs, and their heights."""
 VIEWS = {
     "graph": ".node", "epochs": ".stacks rect", "checkpoints": "svg.files rect", "partitions": "tbody td",
-    "time": "tbody td", "ends": "tbody td", "restarts": "tbody td", "state": "#sql", "key": "input[name=customer]",
+    "functions": "text=Take samples", "time": "tbody td", "ends": "tbody td", "restarts": "tbody td", "state": "#sql", "key": "input[name=customer]",
 }  # fmt: skip
 """By name, what a view has when it is drawn."""
 PATIENCE_S = 400.0
@@ -158,6 +158,9 @@ def test_each_view_of_a_running_job(chromium: Any, shop: Shop, width: int, schem
         open_view(here, view, drawn)
         # Live figures have come, and rates need two looks.
         here.page.wait_for_timeout(1200)
+        if view == "functions":
+            here.page.click("text=Take samples")
+            here.page.wait_for_selector(".flame")
         here.check(f"{view} at {width}, {scheme}")
         if SHOTS and view in PICTURES and (width, scheme) in ((1280, "light"), (390, "dark")):
             if width == 390 and view != "graph":

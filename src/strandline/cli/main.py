@@ -17,6 +17,7 @@ from strandline.cli import (
     lookup,
     new,
     planning,
+    profile,
     replaying,
     rollback,
     snapshots,
@@ -78,6 +79,7 @@ _add_job("jobs")(jobs.jobs)
 _add_job("status")(jobs.status)
 _add_job("logs")(logs.logs)
 _add_job("lookup")(lookup.lookup)
+_add_job("profile")(profile.profile)
 _add_job("checkpoint")(jobs.checkpoint)
 _add_job("savepoint")(jobs.savepoint)
 _add_job("rescale")(jobs.rescale)

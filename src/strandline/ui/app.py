@@ -139,9 +139,7 @@ class Page:
         return self.browser.key(job, complete, wanted.operator, wanted.key)
 
     def _act(self, request: Request, body: bytes) -> Any:
-        if self.read_only:
-            raise ConfigurationError("the page is read-only", hint="start it without --read-only")
-        return self.actions.act(self._job(request), request.path_params["action"], body)
+        return self.actions.act(self._job(request), request.path_params["action"], body, read_only=self.read_only)
 
     def _job(self, request: Request) -> Job:
         return self.jobs.get(request.path_params["job"])

@@ -20,6 +20,7 @@ from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.retention import Holds
 from strandline.control.announcements import tell
+from strandline.control.profile import PartitionProfile
 from strandline.control.status import SinkStatus, SourceStatus
 from strandline.core.clock import Clock
 from strandline.core.errors import SparkError, UnavailableError
@@ -119,6 +120,7 @@ class Attempt:
     _cleanup: contextlib.ExitStack
     _lag: SourceLag
     _failures: FailureRecorder
+    _profiling: threading.Lock = field(default_factory=threading.Lock, init=False)
     _final: Future[CheckpointId] | None = field(default=None, init=False)
     _times: TimeWatch = field(init=False)
     _has_reported: bool = field(default=False, init=False)
@@ -252,6 +254,20 @@ class Attempt:
     def look_up(self, table: LookupTable, key: Any) -> LookupResult:
         """Look up keys of a table in the keepers. Thread-safe."""
         return look_up(table, key, self._b.clock.now_ms() * 1000, self._fleet.look_up)
+
+    def profile(self, seconds: float) -> list[PartitionProfile]:
+        """Take samples of all keepers for this time; raise UnavailableError if the attempt ends meanwhile."""
+        with self._profiling:
+            self._fleet.profile(seconds)
+            self.driver.sealed.wait(seconds)
+            samples_of = self._fleet.profile(None)
+        missing = [slot for slot, samples in samples_of.items() if samples is None]
+        if missing:
+            uid, partition = missing[0]
+            raise UnavailableError(
+                f"operator '{uid}', partition {partition}: its keeper has started meanwhile", hint="profile it again"
+            )
+        return [PartitionProfile(*slot, samples) for slot, samples in sorted(samples_of.items()) if samples is not None]
 
     def explain(self, error: BaseException) -> BaseException:
         """Return the cause of an error if its keepers or a source's table know it, else the error itself."""

@@ -9,18 +9,20 @@ import weakref
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.api.config import Restart
 from strandline.checkpoint.history import CheckpointStats
+from strandline.control.profile import Profile
 from strandline.control.recent import Recent
 from strandline.control.server import ControlServer
 from strandline.control.status import GraphNode, Savepoint, Status
-from strandline.core.errors import ConfigurationError, UnavailableError
+from strandline.core.errors import ConfigurationError, NotFoundError, UnavailableError
 from strandline.core.settings import Duration, parse_duration_ms
 from strandline.keeper.lookups import LookupResult, LookupTable
+from strandline.keeper.sampling import LONGEST_S
 from strandline.snapshot.savepoints.progress import SavepointProgress
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.job.attempt import Attempt, Blueprint
@@ -30,6 +32,7 @@ from strandline.spark.job.sourcewatch import has_read_all
 from strandline.spark.job.status import status_of_attempt
 from strandline.spark.job.supervision import Supervisor
 
+T = TypeVar("T")
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
 _adding = threading.Lock()
 _SIGNAL_S = 0.5
@@ -135,27 +138,46 @@ class Run:
         and the `epoch` of the state. Look-ups and epochs do not wait for each other. Raises NotFoundError for an
         unknown table, StateTypeError for a key of a wrong type, and UnavailableError while the job does not run.
         """
-        attempt = self._running_attempt()
-        try:
-            return attempt.look_up(attempt.table(table), key)
-        except Exception as error:
-            # The cause of an error in a Spark task.
-            if (cause := unwrap_error(error)) is error:
-                raise
-            raise cause from None
+        return self._ask(lambda attempt: attempt.look_up(attempt.table(table), key))
 
     def lookup_table(self, table: str) -> LookupTable:
         """Return the description of a table for look-ups, with its key."""
         return self._running_attempt().table(table)
 
+    def profile(self, seconds: Duration | float = 5.0) -> Profile:
+        """Return where the time of the keepers goes, by function: samples of the stacks of all, for this long.
+
+        A keeper runs the program's functions and keeps its state. Raises ConfigurationError for more than a minute, and
+        UnavailableError while the job does not run.
+        """
+        seconds = _seconds(seconds)
+        if not 0 < seconds <= LONGEST_S:
+            raise ConfigurationError(
+                f"a profile of {seconds:g} s was asked for, expected more than 0 and at most {LONGEST_S:g} s"
+            )
+        partitions = self._ask(lambda attempt: attempt.profile(seconds))
+        if not partitions:
+            raise NotFoundError(f"job '{self._b.name}' has no keyed operator: there is no keeper to profile")
+        return Profile(self._b.name, seconds, partitions)
+
     def _running_attempt(self) -> Attempt:
         supervisor = self._supervisor
         if not supervisor.is_at_work() or (attempt := supervisor.attempt) is None:
             raise UnavailableError(
-                f"job '{self._b.name}' is {supervisor.state}: its state cannot be looked up",
+                f"job '{self._b.name}' is {supervisor.state}: it cannot be looked into",
                 hint="try again when it runs; a checkpoint of it can be read at any time",
             )
         return attempt
+
+    def _ask(self, question: Callable[[Attempt], T]) -> T:
+        """Ask the keepers of the running attempt; raise the cause of an error in a Spark task."""
+        attempt = self._running_attempt()
+        try:
+            return question(attempt)
+        except Exception as error:
+            if (cause := unwrap_error(error)) is error:
+                raise
+            raise cause from None
 
     def process_all_available(self, timeout: Duration | float | None = None) -> None:
         """Wait until all present rows of the sources are processed, and all due timers have fired.
