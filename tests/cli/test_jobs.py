@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from strandline.cli.output import iso_text, time_text
+from strandline.cli.output import iso_text
 from strandline.cli.progress import _amount
 from strandline.control import journal, server
 from strandline.control.wire import ProgressMessage
+from strandline.core.texts import time_text
 from strandline.keeper.paths import Places
 from tests.cli.conftest import Command, environment
 from tests.cli.terminal import check_width, on_terminal

@@ -23,6 +23,7 @@ from strandline.cli import (
     snapshots,
     sqlshell,
     state,
+    top,
     ui,
     upgrades,
     warming,
@@ -86,6 +87,7 @@ _add_job("rescale")(jobs.rescale)
 _add_job("rollback")(rollback.rollback)
 _add_job("stop")(jobs.stop)
 _add_job("plan")(planning.plan)
+_add_job("top")(top.top)
 _add_job("ui")(ui.ui)
 app.add_typer(snapshots.app, name="snapshots", rich_help_panel=_SNAPSHOTS)
 app.add_typer(state.app, name="state", rich_help_panel=_SNAPSHOTS)
