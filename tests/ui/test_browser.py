@@ -35,6 +35,7 @@ PICTURES = {"graph": 900, "checkpoints": 1200, "time": 760, "functions": 800}
 VIEWS = {
     "graph": ".node", "epochs": ".stacks rect", "checkpoints": "svg.files rect", "partitions": "tbody td",
     "functions": "text=Take samples", "time": "tbody td", "ends": "tbody td", "restarts": "tbody td", "state": "#sql", "key": "input[name=customer]",
+    "difference": "select[name=before]",
 }  # fmt: skip
 """By name, what a view has when it is drawn."""
 PATIENCE_S = 400.0
@@ -214,6 +215,11 @@ def test_state_sql_and_a_key(chromium: Any, shop: Shop) -> None:
     # Every third order is this customer's: each checkpoint has another number.
     assert '"orders"' in here.page.inner_text(".now")
     assert len(here.page.query_selector_all("section:first-of-type tbody tr")) > 1
+    open_view(here, "difference", "select[name=before]")
+    here.page.click("text=Compare >> nth=-1")
+    here.page.wait_for_selector("text=Keys of score.total that differ", state="attached")
+    here.check("difference")
+    assert here.page.query_selector("td:text-is('c-0')") or here.page.query_selector("code:text-is('c-0')")
     here.page.context.close()
 
 

@@ -2,6 +2,7 @@
 
 import { Actions } from "./actions.js";
 import { CheckpointsView } from "./checkpoints.js";
+import { DifferenceView } from "./difference.js";
 import { EndsView } from "./ends.js";
 import { EpochsView } from "./epochs.js";
 import { EventTimeView } from "./eventtime.js";
@@ -26,6 +27,7 @@ const VIEWS = [
   ["restarts", "Restarts", RestartsView],
   ["state", "State", StateView],
   ["key", "Key", KeyView],
+  ["difference", "Difference", DifferenceView],
 ];
 
 function useHash() {
