@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -14,12 +13,11 @@ from strandline.core.ids import Partition
 from strandline.core.scratch import Scratch
 from strandline.core.settings import BackendName
 from strandline.format.epochs import EpochRecord
-from strandline.keeper.restoring import PartitionRestore
 from strandline.plan.graph import FailedNode, MapNode, Node, OperatorNode, OutputNode, PairNode, UnionNode
 from strandline.plan.pipeline import Operator
 from strandline.replay.frames import Steps, in_parts, placed_after
 from strandline.replay.recorded import Origin
-from strandline.runtime.program import Process, Program, Restore
+from strandline.runtime.program import Process
 from strandline.runtime.task.task import EpochTimes
 from strandline.runtime.task.unsaved import Finding
 from strandline.spark.keepers.exchange import clone_session
@@ -56,7 +54,7 @@ class ReplayRun:
         self._session: SparkSession | None = None
         self._scratch = Scratch("replay")
         self.partitions: dict[Node, Partitions] = {}
-        hooks = Hooks(self.loaded, self._restoring, self.findings.append)
+        hooks = Hooks(self.loaded, self.origin.restoring(self.operators), self.findings.append)
         try:
             for number, operator in enumerate(self.operators):
                 opened = Partitions(operator, self.backend, self._scratch.path / str(number), hooks)
@@ -65,17 +63,6 @@ class ReplayRun:
         except BaseException:
             self.close()
             raise
-
-    def _restoring(self, program: Program, partition: Partition, database: Path) -> PartitionRestore | None:
-        manifest = self.origin.manifest
-        operator = next(each for each in self.operators if each.uid == program.uid)
-        stored = operator.migration.stored
-        if manifest is None or stored is None:
-            return None
-        restore = Restore(
-            checkpoint=manifest.checkpoint, epoch=manifest.epoch, stored=stored, place=self.origin.folder.place({})
-        )  # fmt: skip
-        return PartitionRestore(program, partition, database.parent, self.origin.jobdir, restore, stored)
 
     def run(self, record: EpochRecord, rows: Mapping[Node, Rows]) -> EpochOutput:
         """Run one epoch; `rows` has those of the nodes in `steps.front`, none in an epoch without rows."""

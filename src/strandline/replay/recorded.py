@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
@@ -17,7 +17,9 @@ from strandline.core.errors import ConfigurationError, NotFoundError
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.epochs import FAILED_RUN, EpochRecord, FailedRun, unpack_epochs
 from strandline.format.manifest import Manifest
+from strandline.plan.pipeline import Operator
 from strandline.snapshot.opening.snapshot import open_snapshot
+from strandline.testing.stored import Restoring, restoring_from
 
 START = "start"
 """The name, in place of a snapshot's, of the job's first start."""
@@ -33,6 +35,14 @@ class Origin:
     """The folder of the snapshot's files."""
     jobdir: JobDirectory
     url: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Of the storage of `folder`."""
+
+    def restoring(self, operators: Sequence[Operator]) -> Restoring:
+        """Return how partitions of operators restore it."""
+        if self.manifest is None:
+            return lambda program, partition, database: None
+        return restoring_from(self.manifest, self.folder.place(self.options, fsync=False), operators)
 
     @property
     def epoch(self) -> Epoch:
@@ -78,7 +88,7 @@ def find_recorded(jobdir: JobDirectory, start: str, to: int | None, options: Map
     """
     catalog = read_catalog(jobdir)
     failure = _newest_failure(jobdir, catalog)
-    origin = _origin(jobdir, catalog, failure, start, options)
+    origin = replace(_origin(jobdir, catalog, failure, start, options), options=options)
     by_epoch: dict[Epoch, EpochRecord] = {}
     tasks = 0
     sources = [each for each in (failure.epochs if failure else None,) if each]
