@@ -13,6 +13,7 @@ from strandline.format.epochs import EpochRecord
 from strandline.plan.graph import Node
 from strandline.plan.parallelism import Parallelism
 from strandline.plan.pipeline import Operator
+from strandline.plan.upgrade import Upgrade
 from strandline.replay.breaks import Breaks
 from strandline.replay.comparison import StateDifference, compare_snapshots, compare_with_checkpoint
 from strandline.replay.engine import EpochOutput, ReplayRun
@@ -42,7 +43,7 @@ class SourceInput:
     """The rows of epochs, read from the job's sources again."""
 
     def __init__(self, job: Job, recorded: Recorded) -> None:
-        sources = job._plan.sources
+        sources = self._sources = job._plan.sources
         names = recorded.names or sources.names
         unknown = sorted(set(names) ^ set(sources.names))
         if unknown:
@@ -61,7 +62,8 @@ class SourceInput:
 
     def rows(self, record: EpochRecord, steps: Steps) -> Mapping[Node, Rows]:
         """Return the rows of the nodes in `steps.front`, of an epoch with a batch."""
-        return self._reader.read(record, self._before[record.batch], lambda df: steps.read(df, record))
+        split = self._sources.split
+        return self._reader.read(record, self._before[record.batch], lambda df: steps.read(split(df), record))
 
     def close(self) -> None:
         """Remove the logs of the batches."""
@@ -209,7 +211,7 @@ def _plain(rows: Rows, *, sort: bool) -> list[str]:
 
 def settle(job: Job, recorded: Recorded) -> list[Operator]:
     """Return the operators as they ran in recorded epochs; raise ConfigurationError if the program has others."""
-    origin, manifest = recorded.origin, recorded.origin.manifest
+    origin = recorded.origin
     numbers = [record.parallelism for record in recorded.epochs if record.parallelism]
     changed = next((r.epoch for r in recorded.epochs if r.parallelism not in ({}, numbers[0])), None)
     if changed is not None:
@@ -217,22 +219,34 @@ def settle(job: Job, recorded: Recorded) -> list[Operator]:
             f"{origin.url}: the job was rescaled before epoch {changed}, and a replay has one parallelism",
             hint=f"end before it with --to {changed - 1}, or begin with the checkpoint after it",
         )
-    pipeline = job._plan.pipeline
-    stored = manifest.operators if manifest is not None else ()
-    unknown = sorted(set(numbers[0] if numbers else ()) ^ {node.uid for node in pipeline.operators})
+    unknown = sorted(set(numbers[0] if numbers else ()) ^ {node.uid for node in job._plan.pipeline.operators})
     if unknown:
         raise ConfigurationError(
             f"the program and the recorded epochs differ in the operator '{unknown[0]}'",
-            hint="replay with the program that the job ran; `strandline test` compares another one with it",
+            hint="replay with the program that the job ran; `strandline test` runs another one",
         )
-    settled = pipeline.settle(Parallelism(default=1, overrides=numbers[0] if numbers else {}), stored)
+    return upgraded(job, recorded)[0]
+
+
+def upgraded(
+    job: Job, recorded: Recorded, drop: Sequence[str] = (), from_now: Sequence[str] = ()
+) -> tuple[list[Operator], Upgrade | None]:
+    """Return a program's operators as they continue from the snapshot, with the changes of its state.
+
+    Raises IncompatibleStateError with all reasons if they cannot. `drop` and `from_now` are those of `Job.start`.
+    """
+    manifest, pipeline = recorded.origin.manifest, job._plan.pipeline
+    numbers = next((record.parallelism for record in recorded.epochs if record.parallelism), {})
+    known = {node.uid: numbers[node.uid] for node in pipeline.operators if node.uid in numbers}
+    stored = manifest.operators if manifest is not None else ()
+    settled = pipeline.settle(Parallelism(default=1, overrides=known), stored)
     if manifest is None:
-        return settled
+        return settled, None
     sinks = {name: sink for name, sink, _ in job._plan.sinks}
     upgrade = check_compatible(
-        manifest, settled, sinks, job._plan.sources.names, url=origin.url, fork=True
-    )  # fmt: skip
-    return [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in settled]
+        manifest, settled, sinks, job._plan.sources.names, drop, url=recorded.origin.url, fork=True, from_now=from_now
+    )
+    return [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in settled], upgrade
 
 
 def jobdir_of(job: Job) -> JobDirectory:
