@@ -170,23 +170,23 @@ def _files_of(inputs: list[str] | None) -> dict[str, list[str]] | None:
     if not inputs:
         return None
     files: dict[str, list[str]] = {}
-    for given in inputs:
-        name, sign, rest = given.partition("=")
+    for argument in inputs:
+        name, sign, rest = argument.partition("=")
         # A path may have an equals sign, as in day=1/.
-        source, place = (name, rest) if sign and "/" not in name else ("", given)
+        source, place = (name, rest) if sign and "/" not in name else ("", argument)
         path = Path(place)
         if path.is_dir():
-            found = sorted(each for each in path.iterdir() if each.is_file() and each.name[0] not in "._")
+            paths = sorted(each for each in path.iterdir() if each.is_file() and each.name[0] not in "._")
         elif _MAGIC & set(place):
             root = Path(path.anchor)
-            found = sorted(root.glob(str(path.relative_to(root)))) if path.is_absolute() else sorted(Path().glob(place))
+            paths = sorted(root.glob(str(path.relative_to(root)))) if path.is_absolute() else sorted(Path().glob(place))
         else:
-            found = [path] if path.exists() else []
-        if not found:
+            paths = [path] if path.exists() else []
+        if not paths:
             raise ConfigurationError(
-                f"--input {given}: there is no such file", hint="give files, a folder or a pattern"
+                f"--input {argument}: there is no such file", hint="give files, a folder or a pattern"
             )
-        files.setdefault(source, []).extend(map(str, found))
+        files.setdefault(source, []).extend(map(str, paths))
     return files
 
 

@@ -26,7 +26,7 @@ _RESULT = "result.json"
 
 
 class TrialOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process runs."""
+    """The order for a process: a program, its snapshot and its input."""
 
     program: str
     arguments: list[str]

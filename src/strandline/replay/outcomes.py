@@ -169,5 +169,5 @@ def _read(path: Path, left_out: set[str], last: int) -> Iterator[tuple[int, str]
         for line in file:
             epoch, row = json.loads(line)
             if epoch <= last:
-                shown = {name: value for name, value in row.items() if name not in left_out} if left_out else row
-                yield epoch, json.dumps(shown, sort_keys=True)
+                common = {name: value for name, value in row.items() if name not in left_out}
+                yield epoch, json.dumps(common, sort_keys=True)

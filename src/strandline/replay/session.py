@@ -130,20 +130,30 @@ class Replay:
     def __iter__(self) -> Iterator[EpochReplay]:
         """Run one epoch after the other; the first that fails is the last."""
         for record in self.recorded.epochs:
-            rows = self._input.rows(record, self.run.steps) if record.batch >= 0 else {}
-            result = self._run(record, rows)
+            result = self._run(record, self.rows(record))
             yield result
             if result.output is None or self.breaks.has_quit:
                 return
 
+    def rows(self, record: EpochRecord) -> Mapping[Node, Rows]:
+        """Return the rows that an epoch begins with."""
+        return self._input.rows(record, self.run.steps) if record.batch >= 0 else {}
+
+    def run_once(self, record: EpochRecord, rows: Mapping[Node, Rows]) -> EpochOutput:
+        """Run an epoch alone, without the commit; after an error it is forgotten."""
+        self.breaks.begin(record.epoch)
+        try:
+            return self.run.run(record, rows)
+        except BaseException:
+            self.run.abort()
+            raise
+
     def _run(self, record: EpochRecord, rows: Mapping[Node, Rows]) -> EpochReplay:
         count = sum(each.num_rows for each in rows.values())
         while True:
-            self.breaks.begin(record.epoch)
             try:
-                output = self.run.run(record, rows)
+                output = self.run_once(record, rows)
             except (StrandlineError, BaseException) as error:
-                self.run.abort()
                 if self.breaks.has_target():
                     continue
                 if not isinstance(error, UserCodeError):

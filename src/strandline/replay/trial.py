@@ -136,7 +136,7 @@ class FileInput:
 
 @dataclass(frozen=True)
 class TrialOptions:
-    """What a trial may lose of the state, and how much it runs."""
+    """Options of a trial: the state that it may lose, and the input that it runs."""
 
     drop: Sequence[str] = ()
     from_now: Sequence[str] = ()
