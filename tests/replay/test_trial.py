@@ -192,6 +192,8 @@ def test_watermarks_of_random_programs_are_those_of_the_job(
     assert outcome_alone(result).verdict == "equal"
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_the_commands(
     make: Callable[..., sl.Job], strandline: Command, tmp_path: Path, local_dir: Path, capfd: Any
 ) -> None:

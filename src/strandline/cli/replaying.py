@@ -70,6 +70,14 @@ def replay(
         ),
     ] = "",
     operator: Annotated[str, typer.Option(metavar="UID", show_default=False, help="Stop in this operator alone.")] = "",
+    key: Annotated[
+        str,
+        typer.Option(
+            metavar="KEY",
+            show_default=False,
+            help="Run the rows of this key alone; commas between the parts of a key. No state is compared then.",
+        ),
+    ] = "",
     debugger: Annotated[str, typer.Option(metavar="pdb|debugpy", help="Which debugger.")] = "pdb",
     port: Annotated[int, typer.Option(help="Where debugpy waits for a debugger to attach, on loopback.")] = 5678,
     check: Annotated[
@@ -107,22 +115,27 @@ def replay(
 
     condition = Condition.parse(break_on) if break_on else None
     breaks = Breaks(condition, debugger, port, operator)  # type: ignore[arg-type]
+    if key:
+        say(
+            f"only rows of the key {key} run: the state of other keys stays as in the snapshot, their timers fire on "
+            "it, and no state is compared"
+        )
     if program.suffix.lower() == _BUNDLE:
-        passed = _replay_bundle(program, with_program, start, to, breaks, check, output, as_json=json)
+        passed = _replay_bundle(program, with_program, start, to, breaks, check, output, key, as_json=json)
     else:
         if with_program is not None:
             raise typer.BadParameter("--program is for a bundle")
-        passed = _replay_job(job_of(program, args or [], job), start, to, breaks, check, output, as_json=json)
+        passed = _replay_job(job_of(program, args or [], job), start, to, breaks, check, output, key, as_json=json)
     if not passed:
         raise typer.Exit(1)
 
 
 def _replay_job(
-    job: Job, start: str, to: int | None, breaks: Breaks, check: bool, output: Path | None, *, as_json: bool
+    job: Job, start: str, to: int | None, breaks: Breaks, check: bool, output: Path | None, key: str, *, as_json: bool
 ) -> bool:
     from strandline.replay.session import Replay
 
-    with Replay(job, _recorded(job, start, to), breaks, check) as run:
+    with Replay(job, _recorded(job, start, to), breaks, check, key=key) as run:
         return report(run, output, as_json=as_json)
 
 
@@ -134,6 +147,7 @@ def _replay_bundle(
     breaks: Breaks,
     check: bool,
     output: Path | None,
+    key: str,
     *,
     as_json: bool,
 ) -> bool:
@@ -151,7 +165,7 @@ def _replay_bundle(
             )
         with stubbed_reads(bundle.index.schemas):
             job = job_of(program, bundle.index.arguments, bundle.index.job)
-        with Replay(job, bundle.recorded(job, to), breaks, check, bundle) as run:
+        with Replay(job, bundle.recorded(job, to), breaks, check, bundle, key) as run:
             return report(run, output, as_json=as_json)
 
 

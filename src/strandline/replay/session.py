@@ -18,6 +18,7 @@ from strandline.replay.breaks import Breaks
 from strandline.replay.comparison import StateDifference, compare_snapshots, compare_with_checkpoint
 from strandline.replay.engine import EpochOutput, ReplayRun
 from strandline.replay.frames import Steps, shuffled
+from strandline.replay.keys import rows_of_key
 from strandline.replay.reading import BatchReader
 from strandline.replay.recorded import Recorded
 from strandline.runtime.task.unsaved import Finding
@@ -103,6 +104,8 @@ class Replay:
     check: bool = False
     source: Input | None = None
     """The rows; None: the job's sources."""
+    key: str = ""
+    """The only key whose rows run; no state is compared then, since that of other keys stays as it was."""
     findings: list[Finding] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -137,7 +140,12 @@ class Replay:
 
     def rows(self, record: EpochRecord) -> Mapping[Node, Rows]:
         """Return the rows that an epoch begins with."""
-        return self._input.rows(record, self.run.steps) if record.batch >= 0 else {}
+        rows = self._input.rows(record, self.run.steps) if record.batch >= 0 else {}
+        if not self.key:
+            return rows
+        return {
+            node: rows_of_key(node, each, self.job._plan.pipeline.operators, self.key) for node, each in rows.items()
+        }
 
     def run_once(self, record: EpochRecord, rows: Mapping[Node, Rows]) -> EpochOutput:
         """Run an epoch alone, without the commit; after an error it is forgotten."""
@@ -167,7 +175,7 @@ class Replay:
         unequal = tuple(self._compare(record, rows, output))
         manifest = self.recorded.checkpoints.get(record.epoch)
         differences = None
-        if manifest is not None:
+        if manifest is not None and not self.key:
             differences = tuple(
                 compare_with_checkpoint(self.run.snapshots(), manifest, self.recorded.origin.jobdir)
             )  # fmt: skip
@@ -181,7 +189,7 @@ class Replay:
             uids = list(_unequal(output, again, self.operators, sort=name == "order"))
             states: list[StateDifference] = []
             if uids or record.epoch in self.recorded.checkpoints or record is self.recorded.epochs[-1]:
-                infos = [operator.info(self.job.settings.backend) for operator in self.operators]
+                infos = [operator.info(self.job.settings.backend) for operator in self.run.operators]
                 states = compare_snapshots(infos, self.run.snapshots(), other.snapshots())
             if not (uids or states):
                 continue
@@ -221,15 +229,8 @@ def _plain(rows: Rows, *, sort: bool) -> list[str]:
 
 def settle(job: Job, recorded: Recorded) -> list[Operator]:
     """Return the operators as they ran in recorded epochs; raise ConfigurationError if the program has others."""
-    origin = recorded.origin
-    numbers = [record.parallelism for record in recorded.epochs if record.parallelism]
-    changed = next((r.epoch for r in recorded.epochs if r.parallelism not in ({}, numbers[0])), None)
-    if changed is not None:
-        raise ConfigurationError(
-            f"{origin.url}: the job was rescaled before epoch {changed}, and a replay has one parallelism",
-            hint=f"end before it with --to {changed - 1}, or begin with the checkpoint after it",
-        )
-    unknown = sorted(set(numbers[0] if numbers else ()) ^ {node.uid for node in job._plan.pipeline.operators})
+    numbers = next((record.parallelism for record in recorded.epochs if record.parallelism), {})
+    unknown = sorted(set(numbers) ^ {node.uid for node in job._plan.pipeline.operators})
     if unknown:
         raise ConfigurationError(
             f"the program and the recorded epochs differ in the operator '{unknown[0]}'",

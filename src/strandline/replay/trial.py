@@ -196,7 +196,7 @@ class _Trial:
             self._input = files
         self._until_idle = options.files is not None
         close.callback(self._input.close)
-        self._run = ReplayRun(job._plan, self._operators, recorded.origin, job.settings.backend)
+        self._run = ReplayRun(job._plan, self._operators, recorded.origin, job.settings.backend, follows=False)
         close.callback(self._run.close)
         self._pipeline = job._plan.pipeline
         stored = {} if manifest is None else manifest.watermarks
