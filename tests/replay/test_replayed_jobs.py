@@ -113,7 +113,6 @@ def test_only_the_rows_of_a_key_run(spark: Any, strandline: Command, tmp_path: P
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_an_sql_file_is_replayed_and_compared_with_its_next_text(
     spark: Any, strandline: Command, tmp_path: Path, local_dir: Path
 ) -> None:

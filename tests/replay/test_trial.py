@@ -193,7 +193,6 @@ def test_watermarks_of_random_programs_are_those_of_the_job(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_the_commands(
     make: Callable[..., sl.Job], strandline: Command, tmp_path: Path, local_dir: Path, capfd: Any
 ) -> None:
