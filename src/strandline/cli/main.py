@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from strandline.cli import (
+    comparing,
     doctor,
     driver,
     jobs,
@@ -71,9 +72,12 @@ _add_program("run", context_settings={"allow_interspersed_args": False, "ignore_
 _add_program("sql")(sqlshell.sql)
 _add_program("explain")(sqlshell.explain)
 _add_program("check-upgrade")(upgrades.check_upgrade)
+_add_program("test")(comparing.try_out)
+_add_program("compare")(comparing.compare)
 _add_program("replay")(replaying.replay)
 _add_program("bundle")(replaying.bundle)
 _add_program("history")(replaying.history)
+_add_program("why")(replaying.why)
 _add_program("doctor")(doctor.doctor)
 _add_program("warm-up")(warming.warm_up)
 _add_job("jobs")(jobs.jobs)
