@@ -295,7 +295,7 @@ class Breaks:
 
     def _attach(self) -> None:
         try:
-            import debugpy  # type: ignore[import-not-found]
+            import debugpy
         except ImportError:
             raise ConfigurationError(
                 "--debugger debugpy: debugpy is not installed", hint="pip install debugpy, or leave --debugger out"
