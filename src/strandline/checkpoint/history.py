@@ -7,13 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from strandline.core.html import BAD, GOOD, QUIET, UNSURE, Rows, mark
 from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.settings import Mode
+from strandline.core.texts import duration_text, size_text, time_text
 
 Status = Literal["triggered", "in_progress", "completed", "failed", "subsumed"]
 """Subsumed: given up, since a later checkpoint was complete before it."""
 
 _KEPT = 100
+_COLOURS = {"triggered": UNSURE, "in_progress": UNSURE, "completed": GOOD, "failed": BAD, "subsumed": QUIET}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,21 @@ class CheckpointStats:
     def acknowledged(self) -> int:
         """The number of partitions that have delivered their snapshot."""
         return len(self.partitions)
+
+    def html_cells(self) -> dict[str, object]:
+        """Return what a notebook shows of it."""
+        took_ms, age_ms = self.end_to_end_ms, max((sink.age_ms for sink in self.sinks), default=None)
+        note = self.failure.partition("\n")[0] or ", ".join(self.waits_for)
+        return {
+            "checkpoint": self.checkpoint, "state": mark(_COLOURS[self.status], self.status.replace("_", " ")),
+            "epoch": self.epoch, "mode": self.mode, "triggered": time_text(self.triggered_ms),
+            "took": "" if took_ms is None else duration_text(took_ms),
+            "new": size_text(self.uploaded_bytes), "size": size_text(self.total_bytes),
+            "rows shown after": "" if age_ms is None else duration_text(age_ms), "": note,
+        }  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        return Rows([self])._repr_html_()
 
 
 @dataclass(frozen=True, slots=True)

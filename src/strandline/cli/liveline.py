@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from strandline.cli.output import console
 from strandline.control.announcements import listening
-from strandline.control.summary import figures_text
+from strandline.control.summary import figures_text, progress_text
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -183,11 +183,6 @@ def status_line(status: Status) -> Text:
     return Text.assemble(
         (status.job, "bold"), "  ", (status.state, _STYLES.get(status.state, "yellow")), "  ", figures_text(status)
     )
-
-
-def progress_text(status: Status) -> str:
-    """Return a job's status in one line of plain text."""
-    return f"job '{status.job}' is {status.state}: {figures_text(status)}"
 
 
 def _statuses() -> list[Status]:

@@ -211,7 +211,7 @@ def _cells(node: GraphNode, figures: Figures) -> tuple[object, ...]:
     sides = ", ".join(side.replace("_", " ") for side in node.inputs.values() if side)
     reads = [f"reads {sides}"] if sides else []
     if node.kind == "operator":
-        its = operator_figures(figures, node.name)
+        its = operator_figures(figures.status, figures.rates, node.name)
         rates = ("-" if each is None else rate_text(each) for each in (its.rows_in_per_s, its.rows_out_per_s))
         size = "-" if its.state_bytes is None else size_text(its.state_bytes)
         what = f"{node.what} × {its.partitions}" if its.partitions else node.what
@@ -230,7 +230,7 @@ def _source_words(node: GraphNode, figures: Figures) -> tuple[str, list[str]]:
 
 
 def _sink_words(node: GraphNode, figures: Figures) -> tuple[str, list[str]]:
-    sink, age_ms = sink_figures(figures, node)
+    sink, age_ms = sink_figures(figures.status, figures.recent, node)
     words = [f"rows {duration_text(age_ms)} old"] if age_ms is not None else []
     if sink is not None:
         words = [f"{sink.rows:,} delivered", *words]
@@ -242,7 +242,7 @@ def _partitions(figures: Figures, uid: str, screen: Console, height: int | None)
     names = ("partition", "in", "out", "share", "busy", "state", "memory", "late", "failed", "pause", "pid")
     output = Table(*names, "host", right=names, whole=("host",),
                    spare=("host", "pid", "pause", "memory", "out", "late", "failed"))  # fmt: skip
-    keepers = keepers_of(figures, uid)
+    keepers = keepers_of(figures.status, figures.rates, uid)
     rows = sum(keeper.all_rows_in for keeper, _ in keepers)
     for number in _window(len(keepers), 0, None if height is None else height - 1):
         keeper, rates = keepers[number]

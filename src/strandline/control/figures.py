@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from strandline.control.bottleneck import Bottleneck, find_bottleneck
@@ -122,22 +122,22 @@ def ask(driver: Driver) -> tuple[Status, Recent]:
     )
 
 
-def keepers_of(figures: Figures, uid: str) -> list[tuple[KeeperStatus, Rates | None]]:
+def keepers_of(status: Status, rates: Sequence[Rates], uid: str) -> list[tuple[KeeperStatus, Rates | None]]:
     """Return the keepers of an operator, each with its rates, if they are known."""
-    rates = {(each.uid, each.partition): each for each in figures.rates}
-    return [(each, rates.get((uid, each.partition))) for each in figures.status.keepers if each.uid == uid]
+    by_slot = {(each.uid, each.partition): each for each in rates}
+    return [(each, by_slot.get((uid, each.partition))) for each in status.keepers if each.uid == uid]
 
 
-def operator_figures(figures: Figures, uid: str) -> OperatorFigures:
+def operator_figures(status: Status, rates: Sequence[Rates], uid: str) -> OperatorFigures:
     """Return the figures of an operator of the job."""
-    keepers = keepers_of(figures, uid)
-    rates = [each for _, each in keepers if each is not None]
+    keepers = keepers_of(status, rates, uid)
+    known = [each for _, each in keepers if each is not None]
     sizes = [keeper.state_bytes for keeper, _ in keepers if keeper.state_bytes is not None]
     return OperatorFigures(
         partitions=len(keepers),
-        rows_in_per_s=sum(each.rows_in_per_s for each in rates) if rates else None,
-        rows_out_per_s=sum(each.rows_out_per_s for each in rates) if rates else None,
-        busiest=max((each.busy for each in rates), default=None),
+        rows_in_per_s=sum(each.rows_in_per_s for each in known) if known else None,
+        rows_out_per_s=sum(each.rows_out_per_s for each in known) if known else None,
+        busiest=max((each.busy for each in known), default=None),
         state_bytes=sum(sizes) if sizes else None,
         late_rows=sum(keeper.late_rows for keeper, _ in keepers),
         failed_events=sum(keeper.failed_events for keeper, _ in keepers),
@@ -150,13 +150,13 @@ def source_figures(status: Status, node: GraphNode) -> tuple[SourceStatus | None
     return progress, next((each for each in status.watermarks if each.source == node.name), None)
 
 
-def sink_figures(figures: Figures, node: GraphNode) -> tuple[SinkStatus | None, float | None]:
+def sink_figures(status: Status, recent: Recent, node: GraphNode) -> tuple[SinkStatus | None, float | None]:
     """Return a sink's deliveries, if it writes to another system, and the age in ms that rows had when it showed them.
 
     That is the age of the oldest rows of the newest checkpoint whose rows it has shown; None before that.
     """
-    sink = next((each for each in figures.status.sinks if each.name == node.name), None)
-    ages_ms = [each.age_ms for stats in figures.recent.checkpoints for each in stats.sinks if each.name == node.name]
+    sink = next((each for each in status.sinks if each.name == node.name), None)
+    ages_ms = [each.age_ms for stats in recent.checkpoints for each in stats.sinks if each.name == node.name]
     return sink, ages_ms[-1] if ages_ms else None
 
 

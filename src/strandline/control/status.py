@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from strandline.checkpoint.history import CheckpointStats
+from strandline.core.html import card, facts, line, render, strong
 from strandline.core.ids import CheckpointId, Epoch
+from strandline.core.texts import duration_text, size_text
 from strandline.runtime.reached import WatermarkStatus
 
 State = Literal["starting", "running", "restarting", "rescaling", "finished", "stopped", "failed"]
@@ -140,6 +142,13 @@ class Savepoint:
     total_bytes: int
     duration_ms: int
 
+    def _repr_html_(self) -> str:
+        values = {
+            "form": self.form, "checkpoint": self.checkpoint, "epoch": self.epoch,
+            "size": size_text(self.total_bytes), "took": duration_text(self.duration_ms),
+        }  # fmt: skip
+        return card(strong("savepoint"), line(self.url), facts(values))
+
 
 @dataclass(frozen=True)
 class Status:
@@ -199,3 +208,6 @@ class Status:
     keepers: list[KeeperStatus] = field(default_factory=list)
     standbys: list[StandbyStatus] = field(default_factory=list)
     """With `Checkpoints(standbys=1)`, that of each partition."""
+
+    def _repr_html_(self) -> str:
+        return render(self)

@@ -9,6 +9,11 @@ from strandline.control.status import SourceStatus, Status
 from strandline.core.texts import age_text, rate_text, size_text
 
 
+def progress_text(status: Status) -> str:
+    """Return a job's status in one line of plain text."""
+    return f"job '{status.job}' is {status.state}: {figures_text(status)}"
+
+
 def figures_text(status: Status) -> str:
     """Return the figures of a job in one line."""
     parts = [f"epoch {status.epoch}", f"{status.rows_in:,} rows, {rate_text(status.rows_per_s)}"]

@@ -15,11 +15,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.api.config import Restart
 from strandline.checkpoint.history import CheckpointStats
+from strandline.control.html import status_html
 from strandline.control.profile import Profile
 from strandline.control.recent import Recent
 from strandline.control.server import ControlServer
 from strandline.control.status import GraphNode, Savepoint, Status
 from strandline.core.errors import ConfigurationError, NotFoundError, UnavailableError
+from strandline.core.html import Rows
 from strandline.core.settings import Duration, parse_duration_ms
 from strandline.keeper.lookups import LookupResult, LookupTable
 from strandline.keeper.sampling import LONGEST_S
@@ -27,6 +29,7 @@ from strandline.snapshot.savepoints.progress import SavepointProgress
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.outline import outline
+from strandline.spark.job.panel import Panel, notebook
 from strandline.spark.job.requests import ON_THE_WAY, Requests
 from strandline.spark.job.sourcewatch import has_read_all
 from strandline.spark.job.status import status_of_attempt
@@ -36,6 +39,7 @@ T = TypeVar("T")
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
 _adding = threading.Lock()
 _SIGNAL_S = 0.5
+_AT_ONCE_S = 30.0
 
 
 class Run:
@@ -48,6 +52,8 @@ class Run:
         self._control = ControlServer(
             self, blueprint.places, self._supervisor.since_ms, show_values=blueprint.settings.show_values
         )
+        self._panel = Panel(self, self._supervisor.ended)
+        """What a notebook shows of it."""
 
     def start(self) -> None:
         """Start for the first time. Raises errors of the program and its environment."""
@@ -112,12 +118,12 @@ class Run:
         """Return this attempt's last epochs and checkpoints, and the run's interruptions."""
         attempt = self._supervisor.attempt
         epochs = list(attempt.driver.progress.recent) if attempt else []
-        return Recent(self.checkpoints(), epochs, list(self._supervisor.interruptions))
+        return Recent(list(self.checkpoints()), epochs, list(self._supervisor.interruptions))
 
     def checkpoints(self) -> list[CheckpointStats]:
         """Return figures of this attempt's checkpoints, oldest first."""
         attempt = self._supervisor.attempt
-        return list(attempt.coordinator.history) if attempt else []
+        return Rows(attempt.coordinator.history if attempt else ())
 
     def checkpoint(
         self, timeout: Duration | float | None = None, *, progress: Callable[[CheckpointStats], object] | None = None
@@ -224,6 +230,20 @@ class Run:
             self._control.join()
         supervisor.raise_if_failed()
         return ended
+
+    def _repr_html_(self) -> str:
+        return status_html(self.glance())
+
+    def _ipython_display_(self) -> None:
+        """Show the live panel in a notebook."""
+        if (shell := notebook()) is None:
+            # IPython then takes the text.
+            raise NotImplementedError
+        self._panel.show(shell)
+
+    def _stop_at_once(self) -> None:
+        """Stop without waiting for the end of the epoch in progress. Raises UnavailableError if that takes long."""
+        self._supervisor.stop(_AT_ONCE_S, abort_after=0.0)
 
     def stop(
         self,

@@ -14,6 +14,8 @@ from typing import Any, Self
 from pyspark.sql import DataFrame, SparkSession
 
 from strandline.core.errors import ConfigurationError
+from strandline.core.html import Html, Rows, card, facts, line, markup, strong
+from strandline.core.texts import size_text, time_text
 from strandline.snapshot.opening.snapshot import pin_snapshot, pinned_snapshot
 from strandline.snapshot.tables import reader
 from strandline.snapshot.tables import table as snapshot_tables
@@ -68,7 +70,7 @@ def read(
 def tables(url: str | Path, storage_options: Mapping[str, str] | None = None) -> list[TableSummary]:
     """Return a summary of each table of a snapshot, without reading rows."""
     with pinned_snapshot(str(url), storage_options) as snapshot:
-        return snapshot_tables.tables(snapshot)
+        return Rows(snapshot_tables.tables(snapshot))
 
 
 def lookup(
@@ -106,6 +108,17 @@ class SnapshotReader:
         rows = self._reader.look_up(known, key)
         columns = [to_python(column, from_arrow_type(column.type)) for column in rows.columns]
         return [dict(zip(rows.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def _repr_html_(self) -> str:
+        manifest = self._snapshot.manifest
+        values = {
+            "checkpoint": manifest.checkpoint, "epoch": manifest.epoch, "taken": time_text(manifest.created_ms),
+            "size": size_text(manifest.total_bytes),
+        }  # fmt: skip
+        kind = (manifest.savepoint and f"{manifest.savepoint} savepoint") or "checkpoint"
+        title = Html(f"{strong(manifest.job)}, {markup(kind)}")
+        summaries = Rows(snapshot_tables.tables(self._snapshot))
+        return card(title, line(self._snapshot.url), facts(values), Html(summaries._repr_html_()))
 
     def close(self) -> None:
         """Release the snapshot's files."""

@@ -14,6 +14,7 @@ from strandline.plan.graph import Keyed, Node, WatermarkNode
 from strandline.plan.operators import movers_above
 from strandline.runtime.operators.views.versions import Versions
 from strandline.spark.streams.frames import unchecked_step
+from strandline.spark.streams.html import stream_html
 from strandline.spark.streams.stream import Stream
 from strandline.spark.views.catalyst import Attribute, id_of
 from strandline.spark.views.keys import KEY, key_of
@@ -46,6 +47,10 @@ class Table:
     def time(self) -> str | None:
         """The column that says since when a version is valid, and that has a watermark."""
         return self.order_by if self.order_by is not None and self.order_by == watermarked(self.stream._node) else None
+
+    def _repr_html_(self) -> str:
+        more = {"key": ", ".join(self.key), "ordered by": self.order_by, "deleted if": self.deleted}
+        return stream_html("a table, of the newest row of each key", self.stream._node, more)
 
     def versions(self, ops: Operators, name: str, columns: Sequence[Attribute]) -> Relation:
         """Return the relation of all versions, under these columns of a plan."""
