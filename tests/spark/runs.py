@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+from strandline.control.status import Totals
 from strandline.spark.job.attempt import Attempt
 from strandline.spark.job.draining import Draining
 from strandline.spark.job.requests import Requests
@@ -27,6 +28,7 @@ def run_of(**blueprint: Any) -> Any:
     supervisor._inheriting = lambda function: function
     supervisor.desired = supervisor.begun_with = Desired()
     supervisor.state, supervisor.attempt, supervisor._starting, supervisor._error = "running", None, None, None
+    supervisor._counting, supervisor._ended_totals, supervisor.attempt_ms = threading.Lock(), Totals(), 0
     run._supervisor, run._requests = supervisor, Requests(supervisor)
     return run
 

@@ -15,6 +15,7 @@ from strandline.cli import (
     jobs,
     logs,
     lookup,
+    metrics,
     new,
     planning,
     replaying,
@@ -85,6 +86,7 @@ _add_job("rollback")(rollback.rollback)
 _add_job("stop")(jobs.stop)
 _add_job("plan")(planning.plan)
 _add_job("ui")(ui.ui)
+_add_job("metrics")(metrics.metrics)
 app.add_typer(snapshots.app, name="snapshots", rich_help_panel=_SNAPSHOTS)
 app.add_typer(state.app, name="state", rich_help_panel=_SNAPSHOTS)
 

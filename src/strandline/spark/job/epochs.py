@@ -568,6 +568,7 @@ class EpochDriver:
         progress = self.progress
         progress.epoch = epoch
         progress.epochs += 1
+        progress.all_ms += took_ms
         progress.rows_in += rows
         progress.rate.note(rows, took_ms)
         progress.last_rows = rows

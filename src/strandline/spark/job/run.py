@@ -96,6 +96,8 @@ class Run:
             sources=self._b.plan.sources.names,
             follows=supervisor.desired.parallelism.is_room,
             graph=self._graph,
+            totals=supervisor.totals,
+            attempt_ms=supervisor.attempt_ms,
             **(
                 status_of_attempt(attempt, sources=sources and supervisor.is_at_work()) if attempt else supervisor.known
             ),
@@ -109,7 +111,8 @@ class Run:
         """Return this attempt's last epochs and checkpoints, and the run's interruptions."""
         attempt = self._supervisor.attempt
         epochs = list(attempt.driver.progress.recent) if attempt else []
-        return Recent(self.checkpoints(), epochs, list(self._supervisor.interruptions))
+        interruptions, before = list(self._supervisor.interruptions), self._supervisor.recent_before
+        return Recent(self.checkpoints(), epochs, interruptions, *before)
 
     def checkpoints(self) -> list[CheckpointStats]:
         """Return figures of this attempt's checkpoints, oldest first."""
