@@ -56,7 +56,7 @@ def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = Fa
     query: Any = SimpleNamespace(_jsq=SimpleNamespace(status=lambda: status))
     made._watch = SourceWatch(query, 0)
     made._watch.check_logs = lambda: None
-    made.coordinator = SimpleNamespace(is_due=False, pending=None)
+    made.coordinator = SimpleNamespace(is_due=False, pending=None, take_ended=list)
     made._b = SimpleNamespace(
         settings=SimpleNamespace(keeper_lease_ms=1 << 40), checkpoints=SimpleNamespace(standbys=0), draining=Draining()
     )

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from strandline.api.config import Checkpoints, Restart
 from strandline.checkpoint.jobdir import JobDirectory, check_job_name
+from strandline.control.events import EventLog
 from strandline.control.status import Savepoint
 from strandline.core import failpoints
 from strandline.core.clock import SystemClock
@@ -268,6 +269,7 @@ class Job:
         if store is None:
             store = RetryingStore(open_store(str(ck.directory), ck.storage_options, fsync=self.settings.fsync))
         places = Places(Path(self.settings.local_dir).absolute(), store.url, name_here or self.name)
+        clock = SystemClock()
         return Blueprint(
             name=self.name,
             spark=spark,
@@ -277,7 +279,8 @@ class Job:
             jobdir=JobDirectory(store, self.name),
             places=places,
             trigger=self._trigger,
-            clock=SystemClock(),
+            clock=clock,
+            events=EventLog(places.event_log, self.name, store.url, clock),
             options=options,
             draining=Draining(at_end=self._drain),
         )

@@ -24,6 +24,7 @@ from strandline.checkpoint.history import CheckpointStats
 from strandline.control import journal
 from strandline.control.announcements import tell, tell_always
 from strandline.control.driverlog import DriverLog
+from strandline.control.events import AttemptBegin, InterruptionEnd, StateChange
 from strandline.control.recent import EpochStats, Interruption
 from strandline.control.server import ControlServer
 from strandline.control.status import State, Totals
@@ -342,6 +343,7 @@ class Supervisor:
                 repeated_rows=max(0, interruption.repeated_rows - rows),
             )  # fmt: skip
             self.interruptions.append(interruption)
+            self.blueprint.events.write(InterruptionEnd.of(interruption))
             rescales = 1 if interruption.kind == "rescale" else 0
             counts = Totals(rescales=rescales, down_ms=interruption.down_ms, repeated_rows=interruption.repeated_rows)
             with self._counting:
@@ -404,10 +406,16 @@ class Supervisor:
             since_ms=self.since_ms, state=state, at_ms=b.clock.now_ms(),
             failure=self.last_failure, failure_ms=self.last_failure_ms,
         ))  # fmt: skip
+        b.events.write(StateChange(state=state, failure=self.last_failure))
 
     def _report_begin(self, attempt: Attempt) -> None:
         # The preparation has announced the origin.
-        operators, epoch = attempt.driver.operators, attempt.driver.progress.epoch
+        operators, epoch, restored = attempt.driver.operators, attempt.driver.progress.epoch, attempt.restored
+        self.blueprint.events.write(AttemptBegin(
+            generation=attempt.claim.generation,
+            checkpoint=restored.checkpoint if restored and attempt.restored_own else None,
+            epoch=restored.epoch if restored else 0, parallelism={each.uid: each.parallelism for each in operators},
+        ))  # fmt: skip
         after = f", after epoch {epoch}" if epoch else ""
         keepers = sum(operator.parallelism for operator in operators)
         tell(f"job '{self.blueprint.name}' runs{after}; operators: {len(operators)}, keepers: {keepers}")
