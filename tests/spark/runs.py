@@ -29,7 +29,7 @@ def run_of(**blueprint: Any) -> Any:
     supervisor.desired = supervisor.begun_with = Desired()
     supervisor.state, supervisor.attempt, supervisor._starting, supervisor._error = "running", None, None, None
     supervisor._counting, supervisor._ended_totals, supervisor.attempt_ms = threading.Lock(), Totals(), 0
-    run._supervisor, run._requests = supervisor, Requests(supervisor)
+    run._supervisor, run._requests, run._telemetry = supervisor, Requests(supervisor), None
     return run
 
 

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.api.config import Checkpoints
+from strandline.api.telemetry import Telemetry
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory
@@ -92,6 +93,7 @@ class Blueprint:
     trigger: dict[str, Any]
     clock: Clock
     events: EventLog
+    telemetry: Telemetry | None = None
     options: StartOptions = StartOptions()
     placement: Placement = field(default_factory=Placement)
     """The hosts of partitions, from one attempt to the next."""

@@ -12,6 +12,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from strandline.api.config import Checkpoints, Restart
+from strandline.api.telemetry import Telemetry
 from strandline.checkpoint.jobdir import JobDirectory, check_job_name
 from strandline.control.events import EventLog
 from strandline.control.status import Savepoint
@@ -54,7 +55,7 @@ class Job:
 
     `trigger` is the time between epochs ("1s"), "available-now" to process the present rows and end, or None for as
     fast as possible. With `drain`, event time advances to its end when the job ends: windows and event-time timers
-    output their results, as after `run.stop(drain=True)`.
+    output their results, as after `run.stop(drain=True)`. `telemetry` is where its driver reports metrics and lineage.
 
     >>> job = Job("alerts", sinks=[alerts.to(sinks.files("out/"))], checkpoints=Checkpoints("ck/", every="10s"))
     """
@@ -69,12 +70,14 @@ class Job:
         trigger: Duration | None = None,
         drain: bool = False,
         settings: Settings | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
-        _check_types(name, checkpoints, restart, settings)
+        _check_types(name, checkpoints, restart, settings, telemetry)
         self.name = name
         self.checkpoints = checkpoints
         self.restart = restart or Restart()
         self.settings = settings or Settings()
+        self.telemetry = telemetry
         if checkpoints.local_log and self.settings.backend != "rocksdb":
             raise ConfigurationError(
                 f"job '{name}': local_log=True is for the backend 'rocksdb', and the backend is "
@@ -280,19 +283,21 @@ class Job:
             places=places,
             trigger=self._trigger,
             clock=clock,
+            telemetry=self.telemetry,
             events=EventLog(places.event_log, self.name, store.url, clock),
             options=options,
             draining=Draining(at_end=self._drain),
         )
 
 
-def _check_types(name: Any, checkpoints: Any, restart: Any, settings: Any) -> None:
+def _check_types(name: Any, checkpoints: Any, restart: Any, settings: Any, telemetry: Any) -> None:
     """Raise ConfigurationError for a value of a wrong type."""
     check_job_name(name)
     for what, value, kind, example in (
         ("checkpoints", checkpoints, Checkpoints, 'sl.Checkpoints("…", every="10s")'),
         ("restart", restart, Restart, "sl.Restart(attempts=5)"),
         ("settings", settings, Settings, "sl.Settings(parallelism=4)"),
+        ("telemetry", telemetry, Telemetry, "sl.Telemetry(prometheus=9464)"),
     ):
         if not isinstance(value, kind) and not (value is None and what != "checkpoints"):
             raise ConfigurationError(

@@ -24,11 +24,14 @@ from strandline.keeper.lookups import LookupResult, LookupTable
 from strandline.snapshot.savepoints.progress import SavepointProgress
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.job.attempt import Attempt, Blueprint
+from strandline.spark.job.datasets import inputs_of, outputs_of
 from strandline.spark.job.outline import outline
 from strandline.spark.job.requests import ON_THE_WAY, Requests
 from strandline.spark.job.sourcewatch import has_read_all
 from strandline.spark.job.status import status_of_attempt
 from strandline.spark.job.supervision import Supervisor
+from strandline.telemetry.lineage import LineageRun
+from strandline.telemetry.reporter import Reporter
 
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
 _adding = threading.Lock()
@@ -46,6 +49,14 @@ class Run:
             self, blueprint.places, self._supervisor.since_ms, show_values=blueprint.settings.show_values
         )
 
+        telemetry = blueprint.telemetry
+        self._telemetry = None if telemetry is None else Reporter(
+            telemetry, self, blueprint.jobdir.store.url, self._supervisor.since_ms, self._supervisor.ended,
+            lambda: LineageRun(
+                telemetry.namespace, blueprint.name, inputs_of(blueprint.plan), outputs_of(blueprint.plan)
+            ),
+        )  # fmt: skip
+
     def start(self) -> None:
         """Start for the first time. Raises errors of the program and its environment."""
         self._check_sinks_are_free()
@@ -53,7 +64,14 @@ class Run:
             sink._begin_anew()
         with _adding:
             _live.add(self)
-        self._supervisor.start(self._control, self._requests)
+        if self._telemetry is not None:
+            self._telemetry.start()
+        try:
+            self._supervisor.start(self._control, self._requests)
+        except BaseException:
+            if self._telemetry is not None:
+                self._telemetry.end()
+            raise
 
     def _check_sinks_are_free(self) -> None:
         """Refuse a sink object of a live run: a sink has the state of one run only."""
@@ -203,6 +221,7 @@ class Run:
         if ended:
             # The program may end after this call: answer pending control requests first.
             self._control.join()
+            self._join_telemetry()
         supervisor.raise_if_failed()
         return ended
 
@@ -237,11 +256,22 @@ class Run:
         if drain:
             self._requests.drain(timeout_s, savepoint, format, progress)
             self._control.join()
+            self._join_telemetry()
             self._requests.check_drained()
             return
         if savepoint is not None or checkpoint:
             self._requests.stop(timeout_s, savepoint, format, progress)
         self._supervisor.stop(timeout_s)
+        self._join_telemetry()
+
+    def _join_telemetry(self) -> None:
+        if self._telemetry is not None:
+            self._telemetry.join()
+
+    @property
+    def metrics_address(self) -> str:
+        """The address at which Prometheus finds the run's metrics, with `Telemetry(prometheus=…)`; else ""."""
+        return self._telemetry.address if self._telemetry is not None else ""
 
     def rescale(self, parallelism: int | Mapping[str, int], *, timeout: Duration | float = "5 min") -> None:
         """Change the number of partitions: take a checkpoint, and start a new attempt that restores it.
