@@ -16,6 +16,7 @@ from strandline.cli import (
     jobs,
     logs,
     lookup,
+    metrics,
     new,
     planning,
     profile,
@@ -93,6 +94,7 @@ _add_job("stop")(jobs.stop)
 _add_job("plan")(planning.plan)
 _add_job("top")(top.top)
 _add_job("ui")(ui.ui)
+_add_job("metrics")(metrics.metrics)
 app.add_typer(snapshots.app, name="snapshots", rich_help_panel=_SNAPSHOTS)
 app.add_typer(state.app, name="state", rich_help_panel=_SNAPSHOTS)
 

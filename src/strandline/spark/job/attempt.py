@@ -15,11 +15,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.api.config import Checkpoints
+from strandline.api.telemetry import Telemetry
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.retention import Holds
 from strandline.control.announcements import tell
+from strandline.control.events import CheckpointEnd, EventLog
 from strandline.control.profile import PartitionProfile
 from strandline.control.status import SinkStatus, SourceStatus
 from strandline.core.clock import Clock
@@ -91,6 +93,8 @@ class Blueprint:
     places: Places
     trigger: dict[str, Any]
     clock: Clock
+    events: EventLog
+    telemetry: Telemetry | None = None
     options: StartOptions = StartOptions()
     placement: Placement = field(default_factory=Placement)
     """The hosts of partitions, from one attempt to the next."""
@@ -171,6 +175,7 @@ class Attempt:
                 self._commits.completed(completed)
                 self._cleaner.completed(self.coordinator.oldest_live, self.claim.check)
                 self._release_claimed()
+            self._record_checkpoints()
             self._sources.deliver(self._watch.has_looked)
             self._watch.check_clock()
             self._poll_if_idle()
@@ -291,6 +296,8 @@ class Attempt:
         """End the run and its keepers; with `forget`, delete their local copies too."""
         end(self._b, "the run ended", self.driver, self.query, self.coordinator, self._fleet, self._cleanup, forget)
         with _suppressed_errors():
+            self._record_checkpoints()
+        with _suppressed_errors():
             self._b.places.forget_failures(self.claim.generation)
 
     # -- watching
@@ -301,6 +308,10 @@ class Attempt:
             self._has_reported = True
             work = f"{progress.last_rows:,} rows in {progress.last_epoch_ms / 1000:.1f} s"
             tell(f"job '{self._b.name}': epoch {progress.epoch} is the first to be done, {work}")
+
+    def _record_checkpoints(self) -> None:
+        for stats in self.coordinator.take_ended():
+            self._b.events.write(CheckpointEnd.of(stats))
 
     def _report_checkpoint(self, number: CheckpointId) -> None:
         for stats in self.coordinator.history:

@@ -28,12 +28,15 @@ from strandline.keeper.sampling import LONGEST_S
 from strandline.snapshot.savepoints.progress import SavepointProgress
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.job.attempt import Attempt, Blueprint
+from strandline.spark.job.datasets import inputs_of, outputs_of
 from strandline.spark.job.outline import outline
 from strandline.spark.job.panel import Panel, notebook
 from strandline.spark.job.requests import ON_THE_WAY, Requests
 from strandline.spark.job.sourcewatch import has_read_all
 from strandline.spark.job.status import status_of_attempt
 from strandline.spark.job.supervision import Supervisor
+from strandline.telemetry.lineage import LineageRun
+from strandline.telemetry.reporter import Reporter
 
 T = TypeVar("T")
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
@@ -55,6 +58,14 @@ class Run:
         self._panel = Panel(self, self._supervisor.ended)
         """What a notebook shows of it."""
 
+        telemetry = blueprint.telemetry
+        self._telemetry = None if telemetry is None else Reporter(
+            telemetry, self, blueprint.jobdir.store.url, self._supervisor.since_ms, self._supervisor.ended,
+            lambda: LineageRun(
+                telemetry.namespace, blueprint.name, inputs_of(blueprint.plan), outputs_of(blueprint.plan)
+            ),
+        )  # fmt: skip
+
     def start(self) -> None:
         """Start for the first time. Raises errors of the program and its environment."""
         self._check_sinks_are_free()
@@ -62,7 +73,14 @@ class Run:
             sink._begin_anew()
         with _adding:
             _live.add(self)
-        self._supervisor.start(self._control, self._requests)
+        if self._telemetry is not None:
+            self._telemetry.start()
+        try:
+            self._supervisor.start(self._control, self._requests)
+        except BaseException:
+            if self._telemetry is not None:
+                self._telemetry.end()
+            raise
 
     def _check_sinks_are_free(self) -> None:
         """Refuse a sink object of a live run: a sink has the state of one run only."""
@@ -105,6 +123,8 @@ class Run:
             sources=self._b.plan.sources.names,
             follows=supervisor.desired.parallelism.is_room,
             graph=self._graph,
+            totals=supervisor.totals,
+            attempt_ms=supervisor.attempt_ms,
             **(
                 status_of_attempt(attempt, sources=sources and supervisor.is_at_work()) if attempt else supervisor.known
             ),
@@ -119,6 +139,8 @@ class Run:
         attempt = self._supervisor.attempt
         epochs = list(attempt.driver.progress.recent) if attempt else []
         return Recent(list(self.checkpoints()), epochs, list(self._supervisor.interruptions))
+        interruptions, before = list(self._supervisor.interruptions), self._supervisor.recent_before
+        return Recent(self.checkpoints(), epochs, interruptions, *before)
 
     def checkpoints(self) -> list[CheckpointStats]:
         """Return figures of this attempt's checkpoints, oldest first."""
@@ -228,6 +250,7 @@ class Run:
         if ended:
             # The program may end after this call: answer pending control requests first.
             self._control.join()
+            self._join_telemetry()
         supervisor.raise_if_failed()
         return ended
 
@@ -276,11 +299,22 @@ class Run:
         if drain:
             self._requests.drain(timeout_s, savepoint, format, progress)
             self._control.join()
+            self._join_telemetry()
             self._requests.check_drained()
             return
         if savepoint is not None or checkpoint:
             self._requests.stop(timeout_s, savepoint, format, progress)
         self._supervisor.stop(timeout_s)
+        self._join_telemetry()
+
+    def _join_telemetry(self) -> None:
+        if self._telemetry is not None:
+            self._telemetry.join()
+
+    @property
+    def metrics_address(self) -> str:
+        """The address at which Prometheus finds the run's metrics, with `Telemetry(prometheus=…)`; else ""."""
+        return self._telemetry.address if self._telemetry is not None else ""
 
     def rescale(self, parallelism: int | Mapping[str, int], *, timeout: Duration | float = "5 min") -> None:
         """Change the number of partitions: take a checkpoint, and start a new attempt that restores it.
