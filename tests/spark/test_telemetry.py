@@ -98,6 +98,9 @@ def test_a_restart_is_seen_in_metrics_spans_events_and_lineage(spark: Any, case:
             machine = Scrape(exposition(Machine(Jobs(case.local_dir)).read))
             assert {key[0] for key in machine.values} == {key[0] for key in after.values}
             assert machine("strandline_restarts_total") == 1
+            assert {labels["directory"] for _, labels in machine.series + after.series} == {
+                case.directory.parent.as_uri()
+            }
         spans = [span.name for span in kept.spans if not span.parent_span_id]
         assert {"epoch", "checkpoint", "restart"} <= set(spans)
         epochs = [
