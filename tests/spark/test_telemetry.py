@@ -31,10 +31,15 @@ from tests.spark import small
 from tests.spark.harness import Case, eventually, settle
 from tests.telemetry.asking import Scrape
 from tests.telemetry.collecting import collecting
+from tests.telemetry.test_deploy import EXPRESSIONS, selectors
 from tests.telemetry.test_lineage import parsed
 
 pytestmark = pytest.mark.spark
 
+NOT_OF_FILES = (
+    "strandline_sink_", "strandline_source_backlog_offsets", "strandline_watermark_", "strandline_source_watermark_",
+    "strandline_operator_standbys_",
+)  # fmt: skip
 COUNTERS = [metric.name for metric in METRICS if metric.since == "driver"]
 
 
@@ -85,10 +90,17 @@ def test_a_restart_is_seen_in_metrics_spans_events_and_lineage(spark: Any, case:
             for name in COUNTERS:
                 for key, value in before.values.items():
                     assert key[0] != name or after.values[key] >= value, key
+            # What the board and the alerts select is there, but for what this job does not have.
+            selected = {each.name for _, expression, _ in EXPRESSIONS for each in selectors(expression)}
+            missing = selected - {name for name, _ in after.series}
+            assert missing <= {name for name in selected if name.startswith(NOT_OF_FILES)}
             # From its socket, a job has the same metrics for `strandline metrics`.
             machine = Scrape(exposition(Machine(Jobs(case.local_dir)).read))
             assert {key[0] for key in machine.values} == {key[0] for key in after.values}
             assert machine("strandline_restarts_total") == 1
+            assert {labels["directory"] for _, labels in machine.series + after.series} == {
+                case.directory.parent.as_uri()
+            }
         spans = [span.name for span in kept.spans if not span.parent_span_id]
         assert {"epoch", "checkpoint", "restart"} <= set(spans)
         epochs = [

@@ -116,7 +116,8 @@ def test_a_large_job_has_metrics_of_operators_and_not_of_partitions(most: int) -
     scrape = Scrape.of(figures_of(replace(STATUS, keepers=keepers), most_partitions=most))
     assert len(scrape.all("strandline_partition_rows_in_total")) == 2
     assert scrape("strandline_partition_rows_in_total", operator="top", partition="all") == sum(range(100))
-    assert scrape("strandline_partition_cache_hits_total", operator="detect", partition="all") == 100
+    # One of them may begin again alone, and a sum would then fall.
+    assert scrape.all("strandline_partition_cache_hits_total") == []
     assert scrape("strandline_partition_restore_seconds", operator="detect", partition="all") == 0.099
     at_most = Scrape.of(figures_of(replace(STATUS, keepers=keepers), most_partitions=200))
     assert len(at_most.all("strandline_partition_rows_in_total")) == 200

@@ -124,7 +124,9 @@ class Machine:
             return list(pool.map(lambda job: self._figures(job, spans), jobs))
 
     def _figures(self, job: Job, spans: bool) -> Figures:
-        directory, now_ms = job.url.rpartition("/")[0], int(time.time() * 1000)
+        now_ms, known = int(time.time() * 1000), job.driver or job.record
+        # As the driver has it: its own metrics have the same label.
+        directory = known.directory if known else job.url.rpartition("/")[0]
         since_ms = job.driver.since_ms if job.driver else job.record.since_ms if job.record else 0
         version = job.driver.engine if job.driver else job.record.engine if job.record else ""
         status = recent = None

@@ -52,7 +52,9 @@ def _sum(one: KeeperStatus, other: KeeperStatus) -> KeeperStatus:
     """Return the sums of two partitions; of the times of one event, such as a restore, the longer one."""
     changes: dict[str, object] = {
         "metrics": {
-            name: one.metrics.get(name, 0) + other.metrics.get(name, 0) for name in {**one.metrics, **other.metrics}
+            name: one.metrics.get(name, 0) + other.metrics.get(name, 0)
+            for name in {**one.metrics, **other.metrics}
+            if name not in _OF_PROCESS
         },
         "restore_ms": max(one.restore_ms, other.restore_ms),
         "pause_ms": max(one.pause_ms, other.pause_ms),
@@ -63,6 +65,8 @@ def _sum(one: KeeperStatus, other: KeeperStatus) -> KeeperStatus:
     return replace(one, **changes)  # type: ignore[arg-type]
 
 
+_OF_PROCESS = frozenset(("cache_hits", "cache_misses"))
+"""Counters that begin again with each keeper: a sum of them would fall when one is replaced, as no counter may."""
 _SUMMED = frozenset((
     "all_rows_in", "all_rows_out", "all_ms", "all_busy_ms", "late_rows", "failed_events", "state_bytes", "memory_bytes",
 ))  # fmt: skip
