@@ -193,7 +193,7 @@ def _graph(figures: Figures, chosen: str, screen: Console, height: int | None) -
         return Text("the job is starting: its graph is known when it runs", style=_DIM)
     output = Table("graph", "what", "in", "out", "busy", "state", "late", "failed", "now", "more",
                    right=("in", "out", "state", "late", "failed"), whole=("graph", "what", "busy", "now", "more"),
-                   spare=("more", "what", "now", "failed", "late", "out", "state"))  # fmt: skip
+                   spare=("more", "what", "late", "now", "failed", "out", "state"))  # fmt: skip
     lines = graph_lines(nodes)
     at = next((number for number, node in enumerate(nodes) if node.id == f"operator:{chosen}"), 0)
     for number in _window(len(nodes), at, height):
@@ -226,14 +226,18 @@ def _source_words(node: GraphNode, figures: Figures) -> tuple[str, list[str]]:
     source, watermark = source_figures(figures.status, node)
     now, _, more = (lag_text(source) if source is not None else "not known").partition(", ")
     held = [f"held back by {watermark.slowest}"] if watermark is not None and watermark.origins > 1 else []
-    return "" if now == "not known" else f"waits: {now}", [*filter(None, [more]), *held]
+    if now == "not known":
+        return "", held
+    verb = "waits" if now == "nothing" or now.startswith("1 ") else "wait"
+    return f"{now} {verb}", [*filter(None, [more]), *held]
 
 
 def _sink_words(node: GraphNode, figures: Figures) -> tuple[str, list[str]]:
+    # How old its rows were when they became visible.
     sink, age_ms = sink_figures(figures.status, figures.recent, node)
-    words = [f"rows {duration_text(age_ms)} old"] if age_ms is not None else []
+    words = [f"{duration_text(age_ms)} old"] if age_ms is not None else []
     if sink is not None:
-        words = [f"{sink.rows:,} delivered", *words]
+        words = [*words, f"{sink.rows:,} delivered"]
         words = [f"{sink.waiting_rows:,} rows wait", *words] if sink.waiting_rows else words
     return (words[0], words[1:]) if words else ("", [])
 
