@@ -124,7 +124,13 @@ class CheckpointHistory:
     """The last checkpoints, oldest first, and counts over all. Not thread-safe."""
 
     counts: Counts = field(default_factory=Counts)
+    took_ms: int = 0
+    """The time of all completed checkpoints, from trigger to completion."""
+    uploaded_bytes: int = 0
+    """By all completed checkpoints."""
     _entries: deque[CheckpointStats] = field(default_factory=lambda: deque(maxlen=_KEPT), init=False)
+    _ended: deque[CheckpointStats] = field(default_factory=lambda: deque(maxlen=_KEPT), init=False)
+    """Those that `take_ended` has not returned."""
     _parts: dict[CheckpointId, list[PartitionStats]] = field(default_factory=dict, init=False)
     """The parts of checkpoints in flight: a tuple for each new part would cost much with many partitions."""
 
@@ -156,12 +162,23 @@ class CheckpointHistory:
         def close(entry: CheckpointStats) -> CheckpointStats:
             entry = self._with_parts(entry)
             took_ms = at_ms - entry.triggered_ms
-            return replace(entry, status=status, completed_ms=at_ms, end_to_end_ms=took_ms, **changes)
+            ended = replace(entry, status=status, completed_ms=at_ms, end_to_end_ms=took_ms, **changes)
+            if status == "completed":
+                self.took_ms += took_ms
+                self.uploaded_bytes += ended.uploaded_bytes
+            self._ended.append(ended)
+            return ended
 
         self._change(checkpoint, close)
         del self._parts[checkpoint]
         ended = {status: getattr(self.counts, status) + 1}
         self.counts = replace(self.counts, in_progress=len(self._parts), **ended)
+
+    def take_ended(self) -> list[CheckpointStats]:
+        """Return the entries that have been closed since the last call."""
+        ended = list(self._ended)
+        self._ended.clear()
+        return ended
 
     def show(self, checkpoint: CheckpointId, stats: SinkStats) -> None:
         """Add a sink to a completed checkpoint; a newer one may have been triggered since."""

@@ -68,10 +68,10 @@ class Steps:
         self.front = [node for node in nodes if node in self.before and node in needed]
         """Those of them whose rows are needed behind: by an operator, a function or a sink."""
 
-    def read(self, df: DataFrame, record: EpochRecord) -> dict[Node, Rows]:
-        """Return the rows of the nodes in `front`, of an epoch's rows."""
-        self._prepare(df.sparkSession)
-        frames = self._plan.sources.split(df)
+    def read(self, sources: Mapping[Node, DataFrame], record: EpochRecord) -> dict[Node, Rows]:
+        """Return the rows of the nodes in `front`, of each source's rows of an epoch."""
+        frames = dict(sources)
+        self._prepare(next(iter(frames.values())).sparkSession)
         for node in self._plan.pipeline.nodes:
             if node in self.before and node not in frames:
                 frames[node] = self._frame(node, [frames[parent] for parent in node.parents], record)

@@ -12,7 +12,9 @@ from typing import Any, TypedDict, Unpack
 from pyspark.sql import SparkSession
 
 from strandline.api.config import Checkpoints, Restart
+from strandline.api.telemetry import Telemetry
 from strandline.checkpoint.jobdir import JobDirectory, check_job_name
+from strandline.control.events import EventLog
 from strandline.control.html import graph_html
 from strandline.control.status import Savepoint
 from strandline.core import failpoints
@@ -68,7 +70,7 @@ class Job:
 
     `trigger` is the time between epochs ("1s"), "available-now" to process the present rows and end, or None for as
     fast as possible. With `drain`, event time advances to its end when the job ends: windows and event-time timers
-    output their results, as after `run.stop(drain=True)`.
+    output their results, as after `run.stop(drain=True)`. `telemetry` is where its driver reports metrics and lineage.
 
     >>> job = Job("alerts", sinks=[alerts.to(sinks.files("out/"))], checkpoints=Checkpoints("ck/", every="10s"))
     """
@@ -83,12 +85,14 @@ class Job:
         trigger: Duration | None = None,
         drain: bool = False,
         settings: Settings | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
-        _check_types(name, checkpoints, restart, settings)
+        _check_types(name, checkpoints, restart, settings, telemetry)
         self.name = name
         self.checkpoints = checkpoints
         self.restart = restart or Restart()
         self.settings = settings or Settings()
+        self.telemetry = telemetry
         if checkpoints.local_log and self.settings.backend != "rocksdb":
             raise ConfigurationError(
                 f"job '{name}': local_log=True is for the backend 'rocksdb', and the backend is "
@@ -305,6 +309,7 @@ class Job:
         if store is None:
             store = RetryingStore(open_store(str(ck.directory), ck.storage_options, fsync=self.settings.fsync))
         places = Places(Path(self.settings.local_dir).absolute(), store.url, name_here or self.name)
+        clock = SystemClock()
         return Blueprint(
             name=self.name,
             spark=spark,
@@ -314,7 +319,9 @@ class Job:
             jobdir=JobDirectory(store, self.name),
             places=places,
             trigger=self._trigger,
-            clock=SystemClock(),
+            clock=clock,
+            telemetry=self.telemetry,
+            events=EventLog(places.event_log, self.name, store.url, clock),
             options=options,
             draining=Draining(at_end=self._drain),
         )
@@ -331,13 +338,14 @@ def _options(
     return StartOptions(str(restore or ""), claim, tuple(drop), again, reopen, tuple(from_now))
 
 
-def _check_types(name: Any, checkpoints: Any, restart: Any, settings: Any) -> None:
+def _check_types(name: Any, checkpoints: Any, restart: Any, settings: Any, telemetry: Any) -> None:
     """Raise ConfigurationError for a value of a wrong type."""
     check_job_name(name)
     for what, value, kind, example in (
         ("checkpoints", checkpoints, Checkpoints, 'sl.Checkpoints("…", every="10s")'),
         ("restart", restart, Restart, "sl.Restart(attempts=5)"),
         ("settings", settings, Settings, "sl.Settings(parallelism=4)"),
+        ("telemetry", telemetry, Telemetry, "sl.Telemetry(prometheus=9464)"),
     ):
         if not isinstance(value, kind) and not (value is None and what != "checkpoints"):
             raise ConfigurationError(
