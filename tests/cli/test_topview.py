@@ -38,7 +38,7 @@ def figures(monkeypatch: pytest.MonkeyPatch, **more: Any) -> Figures:
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     series.add(status(9_000, 1_000.0), RECENT)
     now_s = 110.0
-    recent = replace(RECENT, checkpoints=[
+    recent = replace(RECENT, epochs=[replace(RECENT.epochs[0], epoch=n, ended_ms=500 * n) for n in range(5)], checkpoints=[
         replace(STATS, status="completed", end_to_end_ms=2_100, uploaded_bytes=3 << 20, total_bytes=20 << 20),
         replace(STATS, checkpoint=8, sinks=(), waits_for=("detect[1]",)),
     ])  # fmt: skip
@@ -63,7 +63,7 @@ def test_the_graph_has_the_figures_of_each_node(monkeypatch: pytest.MonkeyPatch)
     text = "\n".join(lines)
     for part in (
         "alerts  running", "2.5/s, 1,000 rows in its life", "late 4", "restarts 1", "took 2.1 s, 3.0 MB new of 20.0 MB",
-        "checkpoint 8 in progress, 0 of 2, waits for detect[1]", "last failure", "it broke",
+        "checkpoint 8 in progress, 0 of 2, waits for detect[1]", "epochs: Spark 28%, plan 20% · idle 20%", "last failure", "it broke",
         "bottleneck operator 'detect' works 81% of each epoch: its partition 0 works 4.0 times",
     ):  # fmt: skip
         assert part in text, text

@@ -14,6 +14,7 @@ from strandline.checkpoint.history import CheckpointStats
 from strandline.cli.graphlines import graph_lines
 from strandline.cli.output import Table, printable
 from strandline.cli.status_view import ended_text, failure_text, state_text
+from strandline.control.bottleneck import time_shares
 from strandline.control.figures import Figures, keepers_of, operator_figures, sink_figures, source_figures
 from strandline.control.status import GraphNode, Status
 from strandline.control.summary import checkpoint_text, lag_text, watermark_text
@@ -153,6 +154,7 @@ def _head(figures: Figures, problem: str, screen: Console) -> list[RenderableTyp
         Text(f"dead letters {status.failed_events:,}", style=_WARN if status.failed_events else ""),
         Text(f"state {size_text(figures.sample.state_bytes)}"),
         *_restarts(status),
+        *_times(figures),
         Text(checkpoint_text(status)),
         *([Text(_sizes(last))] if last is not None else []),
         *(Text(_in_progress(each), style=_DIM) for each in going[-1:]),
@@ -174,6 +176,13 @@ def _restarts(status: Status) -> list[Text]:
     if status.replaced_keepers:
         texts.append(Text(f"keepers replaced {status.replaced_keepers}", style=_WARN))
     return texts
+
+
+def _times(figures: Figures) -> list[Text]:
+    """Return where the time of the last epochs went."""
+    if (shares := time_shares(figures.recent.epochs)) is None:
+        return []
+    return [Text(f"epochs: Spark {shares.spark:.0%}, plan {shares.plan:.0%}"), Text(f"idle {shares.idle:.0%}")]
 
 
 def _sizes(checkpoint: CheckpointStats) -> str:
