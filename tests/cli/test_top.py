@@ -161,7 +161,7 @@ def test_it_is_suspended_and_goes_on(serve: Serve, local_dir: Path) -> None:
 def test_it_follows_the_size_of_the_terminal_and_says_when_the_driver_is_gone(serve: Serve, local_dir: Path) -> None:
     server = serve(Working("alerts"))
     with top("alerts", "--local-dir", local_dir, width=120) as terminal:
-        wide = terminal.read_until("alerts  running", "waits: 2 files")
+        wide = terminal.read_until("alerts  running", "2 files wait")
         assert max(map(len, wide.splitlines())) > 100
         terminal.seen = b""
         fcntl.ioctl(terminal._theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 50, 0, 0))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from strandline.control.status import GraphNode
 
-_NODE, _RAIL = "●", "│"
+_NODES = {"source": "○", "operator": "●", "sink": "□"}
+_RAIL = "│"
 
 
 def graph_lines(nodes: Sequence[GraphNode]) -> list[str]:
@@ -21,7 +22,7 @@ def graph_lines(nodes: Sequence[GraphNode]) -> list[str]:
         if not ending and "" not in rails:
             rails.append("")
         place = ending[0] if ending else rails.index("")
-        lines.append(_line(rails, joined, ending, place))
+        lines.append(_line(_NODES[node.kind], rails, joined, ending, place))
         for column in ending:
             rails[column] = ""
         rails[place] = node.id if last.get(node.id, -1) > number else ""
@@ -29,13 +30,13 @@ def graph_lines(nodes: Sequence[GraphNode]) -> list[str]:
     return [line.ljust(width) for line in lines]
 
 
-def _line(rails: Sequence[str], joined: Sequence[int], ending: Sequence[int], place: int) -> str:
+def _line(sign: str, rails: Sequence[str], joined: Sequence[int], ending: Sequence[int], place: int) -> str:
     """Draw one node at its column, with lines from the rails that it joins."""
     first, end = min([place, *joined]), max([place, *joined])
     cells = []
     for column, id_ in enumerate(rails):
         if column == place:
-            cell = _NODE
+            cell = sign
         elif column in joined:
             at_end = column in (first, end)
             if column in ending:

@@ -18,15 +18,15 @@ from strandline.cli.keyboard import keys
 from strandline.cli.output import console
 from strandline.cli.stores import LocalDir, StorageOptions, parse_options, root_of
 from strandline.cli.topview import Look, Place, render
-from strandline.control.figures import FigureSeries, ask
+from strandline.control.figures import Figures, FigureSeries, ask
 from strandline.core.errors import NotFoundError, StrandlineError
 from strandline.ui.jobs import Job, Jobs
 from strandline.ui.past import read_past
 
 _LOOK_S = 1.0
 _KEY_S = 0.25
-_RATES_S = 3.0
-"""How long a look that is printed once waits for the end of an epoch, without which there are no rates."""
+_RATES_S, _MOST_RATES_S = 3.0, 20.0
+"""How long a look that is printed once waits for the ends of two epochs, without which there are no rates."""
 _JOIN_S = 0.5
 
 
@@ -49,7 +49,7 @@ def top(
     It is what `strandline ui` shows first: sources, operators and sinks with rows a second, busy share, state, late
     rows and failed events; checkpoints and restarts above. q or Ctrl-C ends it, the arrow keys (or j and k) choose an
     operator, enter shows its partitions, escape goes back. Of several jobs, it shows a list first. Where standard
-    output is no terminal, and with --once, it prints the figures once, after three seconds at most.
+    output is no terminal, and with --once, it prints the figures once, with the rates of one epoch.
     """
     jobs = Jobs(root_of(local_dir), (what,) if what else (), parse_options(option))
     known = jobs.all()
@@ -89,6 +89,11 @@ class Looker:
         except StrandlineError as error:
             return Look(problem=error.message)
 
+    def begin_anew(self, job_id: str, figures: Figures) -> None:
+        """Forget all looks at a job but this one."""
+        series = self._series[job_id] = FigureSeries()
+        series.add(figures.status, figures.recent)
+
     def _look_at(self, look: Look, job: Job) -> Look:
         look = replace(look, job=job)
         try:
@@ -100,15 +105,25 @@ class Looker:
 
 
 def _first_look(looker: Looker, job_id: str) -> Look:
-    """Return a look with rates: they come with the end of an epoch after another look."""
+    """Return a look with rates: from the end of one epoch to that of the next one, if these come soon."""
     look = looker.look(job_id)
-    first, deadline = look.figures, time.monotonic() + _RATES_S
-    while first is not None and look.figures is not None and time.monotonic() < deadline:
+    ends, deadline = 0, time.monotonic() + _wait_s(look)
+    while look.figures is not None and ends < 2 and time.monotonic() < deadline:
         time.sleep(_KEY_S)
-        look = looker.look(job_id)
-        if look.figures is not None and look.figures.status.epoch != first.status.epoch:
-            break
+        before, look = look.figures, looker.look(job_id)
+        if look.figures is not None and look.figures.status.epoch != before.status.epoch:
+            ends += 1
+            if ends == 1:
+                looker.begin_anew(job_id, look.figures)
+    if look.figures is not None and ends < 2 and look.figures.status.rows_per_s:
+        # Less than an epoch says nothing of its rates.
+        look = replace(look, figures=replace(look.figures, rates=[]))
     return look
+
+
+def _wait_s(look: Look) -> float:
+    epoch_ms = look.figures.status.last_epoch_ms if look.figures is not None else 0.0
+    return min(_MOST_RATES_S, max(_RATES_S, 3 * epoch_ms / 1000))
 
 
 @dataclass

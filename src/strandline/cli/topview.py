@@ -14,6 +14,7 @@ from strandline.checkpoint.history import CheckpointStats
 from strandline.cli.graphlines import graph_lines
 from strandline.cli.output import Table, printable
 from strandline.cli.status_view import ended_text, failure_text, state_text
+from strandline.control.bottleneck import time_shares
 from strandline.control.figures import Figures, keepers_of, operator_figures, sink_figures, source_figures
 from strandline.control.status import GraphNode, Status
 from strandline.control.summary import checkpoint_text, lag_text, watermark_text
@@ -153,6 +154,7 @@ def _head(figures: Figures, problem: str, screen: Console) -> list[RenderableTyp
         Text(f"dead letters {status.failed_events:,}", style=_WARN if status.failed_events else ""),
         Text(f"state {size_text(figures.sample.state_bytes)}"),
         *_restarts(status),
+        *_times(figures),
         Text(checkpoint_text(status)),
         *([Text(_sizes(last))] if last is not None else []),
         *(Text(_in_progress(each), style=_DIM) for each in going[-1:]),
@@ -176,6 +178,13 @@ def _restarts(status: Status) -> list[Text]:
     return texts
 
 
+def _times(figures: Figures) -> list[Text]:
+    """Return where the time of the last epochs went."""
+    if (shares := time_shares(figures.recent.epochs)) is None:
+        return []
+    return [Text(f"epochs: Spark {shares.spark:.0%}, plan {shares.plan:.0%}"), Text(f"idle {shares.idle:.0%}")]
+
+
 def _sizes(checkpoint: CheckpointStats) -> str:
     took = "" if checkpoint.end_to_end_ms is None else f"took {duration_text(checkpoint.end_to_end_ms)}, "
     return f"{took}{size_text(checkpoint.uploaded_bytes)} new of {size_text(checkpoint.total_bytes)}"
@@ -193,7 +202,7 @@ def _graph(figures: Figures, chosen: str, screen: Console, height: int | None) -
         return Text("the job is starting: its graph is known when it runs", style=_DIM)
     output = Table("graph", "what", "in", "out", "busy", "state", "late", "failed", "now", "more",
                    right=("in", "out", "state", "late", "failed"), whole=("graph", "what", "busy", "now", "more"),
-                   spare=("more", "what", "now", "failed", "late", "out", "state"))  # fmt: skip
+                   spare=("more", "what", "late", "now", "failed", "out", "state"))  # fmt: skip
     lines = graph_lines(nodes)
     at = next((number for number, node in enumerate(nodes) if node.id == f"operator:{chosen}"), 0)
     for number in _window(len(nodes), at, height):
@@ -226,14 +235,18 @@ def _source_words(node: GraphNode, figures: Figures) -> tuple[str, list[str]]:
     source, watermark = source_figures(figures.status, node)
     now, _, more = (lag_text(source) if source is not None else "not known").partition(", ")
     held = [f"held back by {watermark.slowest}"] if watermark is not None and watermark.origins > 1 else []
-    return "" if now == "not known" else f"waits: {now}", [*filter(None, [more]), *held]
+    if now == "not known":
+        return "", held
+    verb = "waits" if now == "nothing" or now.startswith("1 ") else "wait"
+    return f"{now} {verb}", [*filter(None, [more]), *held]
 
 
 def _sink_words(node: GraphNode, figures: Figures) -> tuple[str, list[str]]:
+    # How old its rows were when they became visible.
     sink, age_ms = sink_figures(figures.status, figures.recent, node)
-    words = [f"rows {duration_text(age_ms)} old"] if age_ms is not None else []
+    words = [f"{duration_text(age_ms)} old"] if age_ms is not None else []
     if sink is not None:
-        words = [f"{sink.rows:,} delivered", *words]
+        words = [*words, f"{sink.rows:,} delivered"]
         words = [f"{sink.waiting_rows:,} rows wait", *words] if sink.waiting_rows else words
     return (words[0], words[1:]) if words else ("", [])
 

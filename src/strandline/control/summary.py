@@ -27,8 +27,9 @@ def figures_text(status: Status) -> str:
 
 def watermark_text(watermark: str) -> str:
     """Return the watermark, and its lag behind the clock if the lag is at most about a day."""
-    lag_s = (datetime.now(UTC) - datetime.fromisoformat(watermark)).total_seconds()
-    text = watermark.replace("+00:00", "Z")
+    time_of_it = datetime.fromisoformat(watermark)
+    lag_s = (datetime.now(UTC) - time_of_it).total_seconds()
+    text = time_of_it.isoformat(timespec="seconds").replace("+00:00", "Z")
     return f"{text}, {age_text(lag_s)} behind" if 0 <= lag_s < 100_000 else text
 
 
