@@ -86,10 +86,13 @@ class Books:
         return None if file is None else self._cents[file]
 
     def expected(self, payments: int, since: int = 0) -> Counter[Alert]:
-        """Return the alerts that the first payments raise, without those of the first `since` ones."""
+        """Return the alerts that the first payments raise, without those of the first `since` ones.
+
+        Raises LookupError if no file that was read ends there.
+        """
         end, begin = self._file(payments), self._file(since)
         if end is None or begin is None:
-            return Counter()
+            raise LookupError(f"no file that was read ends after {since if begin is None else payments} payments")
         return Counter(self.alerts[self._alerts[begin] : self._alerts[end]])
 
     def _file(self, payments: int) -> int | None:

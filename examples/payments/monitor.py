@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import strandline as sl
-from examples.payments.job import RETAINED
 from examples.payments.model import Alert
 
 _RATE_WINDOW_S = 5.0
@@ -39,8 +38,6 @@ class Monitor:
 
     def __init__(self, sink: Path) -> None:
         self.status: sl.Status | None = None
-        self.checkpoints: dict[int, Any] = {}
-        """Their figures by number, without those that became void when the job went back."""
         self.keepers: list[Keeper] = []
         self.rate = 0.0
         self.alerts: Counter[str] = Counter()
@@ -49,6 +46,8 @@ class Monitor:
         self._run: sl.Run | None = None
         self._sink = sink
         self._files: dict[str, list[Alert]] = {}
+        self._checkpoints: dict[int, Any] = {}
+        """Figures by number, without those that became void when the job went back."""
         self._void = 0
         self._pids: dict[int, list[int]] = {}
         self._points: deque[tuple[float, int]] = deque()
@@ -68,24 +67,25 @@ class Monitor:
             self.status = self._run.glance()
             for stats in self._run.checkpoints():
                 if stats.checkpoint > self._void:
-                    self.checkpoints[stats.checkpoint] = stats
+                    self._checkpoints[stats.checkpoint] = stats
             self._sample_rate(self._run, self.status)
             self._sample_keepers(self.status)
             self._sample_alerts()
 
-    def completed(self) -> list[int]:
-        """Return the complete checkpoints, oldest first."""
-        return sorted(number for number, stats in self.checkpoints.items() if stats.status == "completed")
+    def checkpoints(self) -> list[Any]:
+        """Return the figures of all checkpoints that are not void, oldest first."""
+        with self._lock:
+            return [stats for _, stats in sorted(self._checkpoints.items())]
 
-    def kept(self) -> list[int]:
-        """Return those that the job keeps, oldest first."""
-        return self.completed()[-RETAINED:]
+    def completed(self) -> list[Any]:
+        """Return those that are complete."""
+        return [stats for stats in self.checkpoints() if stats.status == "completed"]
 
     def forget_after(self, checkpoint: int) -> None:
         """Note that the job goes back to a checkpoint, or with 0 to a savepoint: later checkpoints are void."""
         with self._lock:
-            self._void = max(self.checkpoints, default=0)
-            self.checkpoints = {number: stats for number, stats in self.checkpoints.items() if number <= checkpoint}
+            self._void = max(self._checkpoints, default=0)
+            self._checkpoints = {number: stats for number, stats in self._checkpoints.items() if number <= checkpoint}
 
     def visible(self) -> Counter[Alert]:
         """Return all alerts that a reader of the sink sees."""

@@ -18,10 +18,12 @@ function Page() {
       ${shown ? html`<span class=${`state ${shown.state}`}>${shown.state}</span>` : ""}
       ${shown ? html`<span class="about">Operations: <code>strandline ui --local-dir ${shown.local_dir}</code></span>` : ""}
     </header>
-    ${view && view.lost && !(shown && shown.is_last) ? html`<p class="lost" role="status">The dashboard does not answer. Figures are as of its last answer; has the demo ended?</p>` : ""}
-    ${shown && shown.is_last ? html`<p class="passed" role="status">The demo has ended. ${shown.outcome} Next: <code>make demo ARGS=--stay</code> goes on until Ctrl-C.</p>` : ""}
-    ${shown && shown.passed && !shown.is_last ? html`<p class="passed">${shown.passed}</p>` : ""}
-    <main>${shown ? html`<${Body} view=${shown} card=${card} onCard=${setCard} />` : html`<p class="empty">Asking the dashboard…</p>`}</main>
+    <main>
+      ${view && view.lost && !(shown && shown.is_last) ? html`<p class="lost" role="status">The dashboard does not answer. Figures are as of its last answer; has the demo ended?</p>` : ""}
+      ${shown && shown.is_last ? html`<p class="passed" role="status">The demo has ended. ${shown.outcome} Next: <code>make demo ARGS=--stay</code> goes on until Ctrl-C.</p>` : ""}
+      ${shown && shown.passed && !shown.is_last ? html`<p class="passed">${shown.passed}</p>` : ""}
+      ${shown ? html`<${Body} view=${shown} onCard=${setCard} />` : html`<p class="empty">Asking the dashboard…</p>`}
+    </main>
   `;
 }
 
@@ -42,7 +44,9 @@ function Body({ view, onCard }) {
       <${Proof} audit=${view.audit} />
       <section>
         <h2 class="unseen">What has happened</h2>
-        ${view.messages.length ? html`<ol class="journal" aria-label="What has happened">${[...view.messages].reverse().map((text) => html`<li>${text.trim()}</li>`)}</ol>` : html`<p class="empty">Nothing has happened yet.</p>`}
+        ${view.messages.length
+          ? html`<div class="scroll journal" tabindex="0" role="region" aria-label="What has happened"><ol>${[...view.messages].reverse().map((text) => html`<li>${text.trim()}</li>`)}</ol></div>`
+          : html`<p class="empty">Nothing has happened yet.</p>`}
       </section>
     </div>
     <div class="pair">
