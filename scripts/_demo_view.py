@@ -27,8 +27,9 @@ _PIPELINE = "payments → key_by(card) → FraudDetector, state in RocksDB → a
 class View:
     """Shows what the dashboard knows, from a thread of its own, while the story goes on."""
 
-    def __init__(self, dashboard: Dashboard, *, plain: bool) -> None:
+    def __init__(self, dashboard: Dashboard, address: str, *, plain: bool) -> None:
         self._dashboard = dashboard
+        self._address = address
         self._console = Console(highlight=False)
         self._plain = plain or not self._console.is_terminal
         self._done = threading.Event()
@@ -48,7 +49,7 @@ class View:
         with Live(console=self._console, auto_refresh=False, transient=False) as live:
             while True:
                 last = self._done.wait(_LIVE_EVERY_S)
-                live.update(render(self._dashboard), refresh=True)
+                live.update(render(self._dashboard, self._address), refresh=True)
                 if last:
                     return
 
@@ -82,16 +83,17 @@ def progress_line(dashboard: Dashboard) -> str:
     )
 
 
-def render(dashboard: Dashboard) -> Group:
+def render(dashboard: Dashboard, address: str) -> Group:
     """Draw the whole screen; it fits 24 lines of 80 characters."""
     monitor = dashboard.main.monitor
     return Group(
+        Text(address, no_wrap=True, style="bold"),
         Panel(_figures(dashboard), title=_PIPELINE, title_align="left", border_style="cyan", padding=(0, 1)),
         _checkpoints(monitor),
         Text(),
         _keepers(monitor),
         Text(),
-        *(Text(message, style="dim", no_wrap=True, overflow="ellipsis") for message in dashboard.journal.messages[-5:]),
+        *(Text(message, style="dim", no_wrap=True, overflow="ellipsis") for message in dashboard.journal.messages[-4:]),
     )
 
 
@@ -121,7 +123,7 @@ def _checkpoints(monitor: Monitor) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, title="checkpoints", title_justify="left", title_style="bold")
     for name in ("id", "epoch", "status", "duration", "pause", "increment", "full size"):
         table.add_column(name, justify="left" if name == "status" else "right")
-    newest: list[Any] = [monitor.checkpoints[number] for number in sorted(monitor.checkpoints)][-5:]
+    newest = monitor.checkpoints()[-5:]
     for stats in newest:
         pause = max((part.sync_ms for part in stats.partitions), default=0.0)
         complete = stats.status == "completed"

@@ -147,12 +147,15 @@ def main() -> int:
         journal = Journal()
         logging.getLogger().handlers = [journal]
         dashboard = Dashboard(home, journal)
-        server = Server(dashboard, given.port)
-        cleanup.callback(server.close)
         cleanup.callback(dashboard.close)
+        try:
+            server = Server(dashboard, given.port)
+        except OSError as error:
+            raise DemoError(f"port {given.port} cannot be used: {error.strerror}; give another one: --port") from error
+        cleanup.callback(server.close)
         print(f"demo: the page is {server.address}", flush=True)
         try:
-            with View(dashboard, plain=given.plain):
+            with View(dashboard, server.address, plain=given.plain):
                 shown = tell(home, dashboard, given.seconds, given.seed, cleanup)
                 dashboard.passed = f"PASS  {shown}"
                 if given.stay:

@@ -13,15 +13,14 @@ import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
-
 import strandline as sl
+from examples.payments.audit import Audit, Line, sums
 from examples.payments.books import Books
 from examples.payments.job import RETAINED, build
 from examples.payments.model import KINDS, Alert, Rules
@@ -31,9 +30,6 @@ PATIENCE_S = 60.0
 _SAMPLE_S = 0.25
 _POINT_S = 1.0
 _POINTS = 300
-_AUDIT_S = 8.0
-_DOUBT_S = 20.0
-"""How long sums may differ before that is said: rows appear a moment after their checkpoint is complete."""
 _CARDS = 8
 _STEPS = 400
 _LISTED = 8
@@ -69,63 +65,6 @@ class Journal(logging.Handler):
             self.say(record.getMessage().splitlines()[0])
 
 
-@dataclass(frozen=True)
-class Audit:
-    """The numbers of one checkpoint that must agree."""
-
-    checkpoint: int
-    at_s: float
-    payments: int
-    """In the state: the sum of all cards' counts."""
-    cents: int
-    cents_in_files: int | None
-    """Of so many payments; None if no file ends there, which would be a fault in itself."""
-    alerts: int
-    alerts_expected: int
-    missing: int
-    surplus: int
-
-    @property
-    def agrees(self) -> bool:
-        """Whether all do."""
-        return self.cents == self.cents_in_files and not self.missing and not self.surplus
-
-
-@dataclass
-class Line:
-    """A job, the books that it is compared with, and the newest comparison."""
-
-    name: str
-    monitor: Monitor
-    books: Books
-    folder: str
-    """Of its alerts."""
-    since: int = 0
-    """The payments before its first one: the alerts of these are not in its sink."""
-    run: sl.Run | None = None
-    audit: Audit | None = None
-    audit_due: bool = False
-    _audited_s: float = 0.0
-    _differs_s: float = 0.0
-
-    def is_due(self) -> bool:
-        """Whether there is a checkpoint to audit, and the last audit was a while ago, or another one is wanted."""
-        completed = self.monitor.completed()
-        if not completed or (self.audit and self.audit.checkpoint == completed[-1].checkpoint):
-            return False
-        return self.audit_due or self._differs_s > 0 or time.monotonic() - self._audited_s > _AUDIT_S
-
-    def conclude(self, audit: Audit) -> None:
-        """Take the outcome of an audit, but one that differs only if others before it did."""
-        self._audited_s = time.monotonic()
-        if audit.agrees:
-            self._differs_s = 0.0
-        elif not self._differs_s:
-            self._differs_s = self._audited_s
-        if audit.agrees or self._audited_s - self._differs_s > _DOUBT_S:
-            self.audit, self.audit_due = audit, False
-
-
 @dataclass
 class CardPath:
     """The way of one card through the state, as far as a page has looked."""
@@ -141,7 +80,7 @@ class Dashboard:
     def __init__(self, home: Path, journal: Journal) -> None:
         self.home = home
         self.journal = journal
-        self.main = Line("demo", Monitor(home / "alerts"), Books(home / "payments"), "alerts")
+        self.main = Line("demo", Monitor(home / "alerts"), Books(home / "payments"))
         self.fork: Line | None = None
         self.doing = ""
         """What is being done now, for a button or for the demo."""
@@ -193,11 +132,15 @@ class Dashboard:
             self.main.monitor.sample()
 
     def end_jobs(self) -> None:
-        """Stop the jobs as they are."""
+        """Stop the jobs as they are. What a button has begun ends first, or fails."""
         self._closed.set()
+        has_ended = self._acting.acquire(timeout=PATIENCE_S)
         for line in filter(None, (self.fork, self.main)):
             if line.run is not None:
-                line.run.stop(timeout=15.0)
+                with suppress(sl.errors.StrandlineError):
+                    line.run.stop(timeout=15.0)
+        if has_ended:
+            self._acting.release()
 
     def close(self) -> None:
         """End all threads. The jobs have ended."""
@@ -234,6 +177,8 @@ class Dashboard:
             self._acting.release()
 
     def _start(self, line: Line, job: sl.Job, **restore: Any) -> sl.Run:
+        if self._closed.is_set():
+            raise ActionError("the demo ends")
         run = line.run = job.start(self._spark, **restore)
         line.monitor.watch(run)
         return run
@@ -350,7 +295,7 @@ class Dashboard:
         taken = self._take("fork")
         name = f"demo-{taken['name']}"
         folder = f"alerts-{taken['name']}"
-        line = Line(name, Monitor(self.home / folder), Books(self.home / "payments", rules), folder, taken["payments"])
+        line = Line(name, Monitor(self.home / folder), Books(self.home / "payments", rules), taken["payments"])
         self._start(line, build(self._spark, self.home, name=name, alerts=folder, rules=rules), restore=taken["url"])
         self.fork = line
         return self._note(
@@ -370,7 +315,7 @@ class Dashboard:
         self._number += 1
         name = f"{kind}-{self._number}"
         taken = self.run.savepoint(self.home / "savepoints" / name)
-        payments, _ = _sums(taken.url)
+        payments, _ = sums(taken.url)
         made = {
             "name": name, "url": taken.url, "epoch": taken.epoch, "payments": payments, "bytes": taken.total_bytes,
         }  # fmt: skip
@@ -415,36 +360,15 @@ class Dashboard:
                 if line.books.read():
                     is_behind = True
                 elif line.is_due():
-                    self._audit(line)
+                    line.compare(self.home / "checkpoints", lambda: self.doing)
             if not is_behind:
                 self._closed.wait(0.1)
-
-    def _audit(self, line: Line) -> None:
-        """Compare the newest checkpoint's sums, and the alerts that are visible with it, with the books."""
-        checkpoint = line.monitor.completed()[-1].checkpoint
-        try:
-            payments, cents = _sums(f"{self.home / 'checkpoints' / line.name}/chk-{checkpoint}")
-        except sl.errors.NotFoundError:
-            # The job went back meanwhile, or has later ones only.
-            return
-        if payments > line.books.payments:
-            return
-        found, cents_in_files = line.monitor.visible(), line.books.cents(payments)
-        # Without a file that ends there, the count itself is wrong: nothing is expected of it.
-        expected = Counter[Alert]() if cents_in_files is None else line.books.expected(payments, line.since)
-        line.monitor.sample()
-        if [each.checkpoint for each in line.monitor.completed()[-1:]] != [checkpoint]:
-            return
-        line.conclude(Audit(
-            checkpoint, time.time(), payments, cents, cents_in_files, found.total(), expected.total(),
-            (expected - found).total(), (found - expected).total(),
-        ))  # fmt: skip
 
     def view(self, card: str = "") -> dict[str, Any]:
         """Return all that the page shows, and the path of one card: by default, that of the newest alert."""
         main, status = self.main.monitor, self.main.monitor.status
         completed = main.completed()
-        card = card or (main.newest[0].card if main.newest else "")
+        card = card or (main.newest_alerts[0].card if main.newest_alerts else "")
         return {
             "at": time.time(),
             "state": status.state if status else "starting",
@@ -458,7 +382,7 @@ class Dashboard:
             "restarts": status.restarts if status else 0,
             "parallelism": status.parallelism if status else 0,
             "alerts": {kind: main.alerts[kind] for kind in KINDS},
-            "newest_alerts": [alert._asdict() for alert in main.newest],
+            "newest_alerts": [alert._asdict() for alert in main.newest_alerts],
             "newest_payments": [payment._asdict() for payment in [*self.main.books.newest][::-1]],
             "points": [*self._points],
             "marks": [*self._marks],
@@ -526,17 +450,6 @@ class Dashboard:
                 "card": card, "steps": [*path.steps], "payments": [*path.payments.items()],
                 "alerts": [alert._asdict() for alert in self.main.monitor.visible() if alert.card == card],
             }  # fmt: skip
-
-
-def _sums(url: str) -> tuple[int, int]:
-    """Return how many payments a snapshot's state has counted, and the sum of their cents."""
-    count = cents = 0
-    with sl.state.opened(url) as snapshot:
-        for batch in snapshot.batches("fraud.spent"):
-            spent = batch.column("value")
-            count += pc.sum(pc.struct_field(spent, "count")).as_py() or 0
-            cents += pc.sum(pc.struct_field(spent, "total")).as_py() or 0
-    return count, cents
 
 
 def _figures(stats: Any) -> dict[str, Any]:

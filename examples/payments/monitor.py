@@ -42,7 +42,9 @@ class Monitor:
         self.rate = 0.0
         self.alerts: Counter[str] = Counter()
         """The visible ones, by kind."""
-        self.newest: list[Alert] = []
+        self.newest_alerts: list[Alert] = []
+        self.lives = 1
+        """How often the job has begun to take another way: by one more each time it goes back."""
         self._run: sl.Run | None = None
         self._sink = sink
         self._files: dict[str, list[Alert]] = {}
@@ -81,9 +83,15 @@ class Monitor:
         """Return those that are complete."""
         return [stats for stats in self.checkpoints() if stats.status == "completed"]
 
+    def newest(self) -> int | None:
+        """Return the newest complete checkpoint."""
+        completed = self.completed()
+        return completed[-1].checkpoint if completed else None
+
     def forget_after(self, checkpoint: int) -> None:
         """Note that the job goes back to a checkpoint, or with 0 to a savepoint: later checkpoints are void."""
         with self._lock:
+            self.lives += 1
             self._void = max(self._checkpoints, default=0)
             self._checkpoints = {number: stats for number, stats in self._checkpoints.items() if number <= checkpoint}
 
@@ -133,4 +141,4 @@ class Monitor:
             del self._files[name]
         alerts = [alert for some in self._files.values() for alert in some]
         self.alerts = Counter(alert.kind for alert in alerts)
-        self.newest = heapq.nlargest(_SHOWN, alerts, key=lambda alert: alert.ts)
+        self.newest_alerts = heapq.nlargest(_SHOWN, alerts, key=lambda alert: alert.ts)

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from examples.payments.audit import Audit, Line
 from examples.payments.books import Books
-from examples.payments.dashboard import ActionError, Audit, Dashboard, Journal, Line
+from examples.payments.dashboard import ActionError, Dashboard, Journal
 from examples.payments.files import write_files
 from examples.payments.generator import World, payments
 from examples.payments.model import KINDS
@@ -33,7 +34,7 @@ class Client:
 
     def ask(self, method: str, path: str, body: str | None = None, **headers: str) -> http.client.HTTPResponse:
         usual = {"Host": self.here, "Origin": f"http://{self.here}", "Cookie": getattr(self, "cookie", "")}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         connection.request(method, path, body, {**usual, **headers})
         return connection.getresponse()
 
@@ -206,8 +207,8 @@ def audit(checkpoint: int, *, missing: int = 0, surplus: int = 0, cents: int = 5
 def test_numbers_that_differ_are_said_to_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """But not at once: rows of a checkpoint are visible a moment after it."""
     now = [100.0]
-    monkeypatch.setattr("examples.payments.dashboard.time", SimpleNamespace(monotonic=lambda: now[0]))
-    line = Line("demo", Monitor(tmp_path), Books(tmp_path), "alerts")
+    monkeypatch.setattr("examples.payments.audit.time", SimpleNamespace(monotonic=lambda: now[0]))
+    line = Line("demo", Monitor(tmp_path), Books(tmp_path))
     assert not line.is_due()
     line.monitor._checkpoints = {1: figures(1)}
     assert line.is_due()

@@ -171,15 +171,15 @@ def test_back_to_a_savepoint_and_to_a_checkpoint(demo: Demo) -> None:
     assert view["parallelism"] == later["parallelism"]
     assert demo.wait(lambda view: view["processed"] > later["processed"], "as far as it was")["audit"]["agrees"]
 
-    view = demo.wait(lambda view: len(view["kept"]) >= 3, "checkpoints to go back to")
-    older = view["kept"][-1]
     assert demo.client.act("savepoint")[0] == 200
-    code, answer = demo.client.act("back", checkpoint=older)
+    view = demo.wait(lambda view: len(view["kept"]) >= 2, "checkpoints to go back to")
+    undone = view["savepoints"][-1]
+    older = [each for each in view["checkpoints"] if each["epoch"] < undone["epoch"]]
+    code, answer = demo.client.act("back", checkpoint=older[-1]["checkpoint"])
     assert code == 200, answer
     view = demo.agrees_again()
     # The job has undone what that savepoint has, and the page does not offer it any more.
-    assert savepoint["name"] in [each["name"] for each in view["savepoints"]]
-    assert len(view["savepoints"]) == 1
+    assert [each["name"] for each in view["savepoints"]] == [savepoint["name"]]
     code, answer = demo.client.act("back", checkpoint=max(later["kept"]) + 1000)
     assert (code, str(max(later["kept"]) + 1000) in answer["error"]) == (409, True)
     demo.agrees_again()
@@ -289,7 +289,8 @@ def test_buttons_say_first_what_they_will_do(chromium: Any, demo: Demo) -> None:
 
 def test_ctrl_c_ends_all_and_nothing_is_left(demo: Demo) -> None:
     """The last test: it ends the demo, while a fork runs."""
-    assert demo.client.act("fork", tests=6, deviations=3)[0] == 200
+    if next(demo.client.views())["fork"] is None:
+        assert demo.client.act("fork", tests=6, deviations=3)[0] == 200
     assert demo.processes()
     views = demo.client.views()
     next(views)

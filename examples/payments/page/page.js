@@ -116,7 +116,7 @@ function Proof({ audit, title = "Do the numbers agree?" }) {
       <h2>${title} <span class="verdict">${audit.agrees ? "Yes, exactly once" : "No"}</span></h2>
       <p class="about">Checkpoint ${audit.checkpoint}, compared at ${clock(audit.at_s)} with a count of the payments' files in plain Python.
         ${audit.agrees ? "" : ` ${number(audit.missing)} alerts are missing, ${number(audit.surplus)} are too many.`}</p>
-      <div class="scroll" tabindex="0" role="region" aria-label="The numbers that must agree">
+      <div class="scroll" tabindex="0" role="region" aria-label=${title}>
         <table>
           <thead><tr><td></td><th scope="col" class="right">in state and sink</th><th scope="col" class="right">in the files</th><th scope="col">agree</th></tr></thead>
           <tbody>${rows.map(([name, ours, theirs, agrees]) => html`<tr><th scope="row">${name}</th><td class="right">${ours}</td><td class="right">${theirs}</td><td>${agrees ? "✓ yes" : "✗ no"}</td></tr>`)}</tbody>
