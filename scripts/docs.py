@@ -78,7 +78,8 @@ def stage(staged: Path) -> list[Any]:
     return [
         "README.md", "docs/README.md",
         {"Programs": pages(*_PROGRAMS)}, {"State": pages(*_STATE)}, {"Sources and sinks": pages(*_ENDS)},
-        {"Running": pages("operations", "ui", "demo", "replay", "clusters")}, {"Examples": all_of("examples", examples)},
+        {"Running": pages("operations", "ui", "demo", "replay", "clusters")},
+        {"Examples": all_of("examples", examples)},
         {"Reference": [f"reference/{name}" for name in reference.pages()]},
         {"Inside": [
             "ARCHITECTURE.md", *pages("format", "benchmarks", "papers"), {"Design": all_of("docs/design", designs)},

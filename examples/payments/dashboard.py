@@ -6,6 +6,7 @@ from the books, which count the payments again without an engine.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import signal
@@ -193,13 +194,15 @@ class Dashboard:
         }  # fmt: skip
         if action not in known:
             raise ActionError(f"there is no action '{action}'; there are {', '.join(known)}")
+        try:
+            inspect.signature(known[action]).bind(**wanted)
+        except TypeError as error:
+            raise ActionError(f"'{action}' has other arguments: {error}") from None
         with self.at_work(action, waits=False):
             if self._closed.is_set() or self.run.glance().state not in ("running", "restarting"):
                 raise ActionError("the job does not run now")
             try:
                 return known[action](**wanted)
-            except TypeError as error:
-                raise ActionError(f"'{action}' has other arguments: {error}") from None
             except sl.errors.StrandlineError as error:
                 raise ActionError(str(error)) from error
 
@@ -210,10 +213,13 @@ class Dashboard:
         victim = next((keeper for keeper in before.keepers if keeper.partition == partition), None)
         if victim is None:
             raise ActionError(f"there is no partition {partition}, or its keeper is just being started")
-        if b"strandline.keeper.process" not in Path(f"/proc/{victim.pid}/cmdline").read_bytes():
-            raise ActionError(f"process {victim.pid} is no keeper")
         killed = time.monotonic()
-        os.kill(victim.pid, signal.SIGKILL)
+        try:
+            if b"strandline.keeper.process" not in Path(f"/proc/{victim.pid}/cmdline").read_bytes():
+                raise ActionError(f"process {victim.pid} is no keeper")
+            os.kill(victim.pid, signal.SIGKILL)
+        except OSError as error:
+            raise ActionError(f"process {victim.pid} has just ended by itself") from error
         self._note(
             "kill -9",
             f"kill -9 {victim.pid}: the keeper of partition {victim.partition} is gone, in epoch {before.epoch}",
@@ -255,7 +261,7 @@ class Dashboard:
         """Go back to a checkpoint that is kept, or to a savepoint, and on from there."""
         began = time.monotonic()
         monitor = self.main.monitor
-        if checkpoint is not None:
+        if isinstance(checkpoint, int):
             epoch = next((each.epoch for each in monitor.completed() if each.checkpoint == checkpoint), 0)
             self.run.rollback(checkpoint)
             monitor.forget_after(checkpoint)
@@ -263,7 +269,7 @@ class Dashboard:
         else:
             taken = next((each for each in self.savepoints if each["name"] == savepoint), None)
             if taken is None:
-                raise ActionError(f"there is no savepoint {savepoint!r}")
+                raise ActionError(f"there is no savepoint {savepoint!r} to go back to")
             parallelism = self.run.glance().parallelism
             self.run.stop(timeout=PATIENCE_S)
             self._number += 1
@@ -293,6 +299,7 @@ class Dashboard:
             raise ActionError("there is a fork already: end it first")
         rules = Rules(tests, deviations)
         taken = self._take("fork")
+        self.wait_for(lambda: self.main.books.payments >= taken["payments"], "the books")
         name = f"demo-{taken['name']}"
         folder = f"alerts-{taken['name']}"
         line = Line(name, Monitor(self.home / folder), Books(self.home / "payments", rules), taken["payments"])

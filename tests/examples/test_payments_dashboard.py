@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -155,6 +156,7 @@ def test_arguments_are_checked(server: Server) -> None:
         ("rescale", {"partitions": 3}, "'rescale' has other arguments"),
         ("kill", {"partition": 7}, "there is no partition 7"),
         ("back", {"savepoint": "none"}, "there is no savepoint 'none'"),
+        ("back", {"checkpoint": "7"}, "there is no savepoint None"),
         ("fork", {"tests": 0, "deviations": 4}, "expected 1 to 10, and 1 to 20"),
         ("end_fork", {}, "there is no fork"),
     ):
@@ -238,3 +240,14 @@ def test_a_thread_that_fails_is_not_overlooked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Expecting value"):
         dashboard.wait_for(lambda: False, "nothing")
     dashboard.close()
+
+
+@pytest.mark.parametrize(("pid", "said"), [(os.getpid(), "is no keeper"), (2**22 + 1, "has just ended by itself")])
+def test_only_keepers_are_killed(server: Server, pid: int, said: str) -> None:
+    keepers = [SimpleNamespace(partition=0, pid=pid)]
+    server.dashboard.main.run = SimpleNamespace(  # type: ignore[assignment]
+        glance=lambda: SimpleNamespace(state="running"), stop=lambda timeout: None,
+        status=lambda: SimpleNamespace(keepers=keepers, epoch=1),
+    )  # fmt: skip
+    with pytest.raises(ActionError, match=said):
+        server.dashboard.act("kill", {"partition": 0})
