@@ -30,7 +30,7 @@ from examples.payments.monitor import Monitor
 PATIENCE_S = 60.0
 _SAMPLE_S = 0.25
 _POINT_S = 1.0
-_POINTS = 300
+_POINTS = 180
 _CARDS = 8
 _STEPS = 400
 _LISTED = 8
@@ -394,7 +394,7 @@ class Dashboard:
             "points": [*self._points],
             "marks": [*self._marks],
             "checkpoints": [_figures(stats) for stats in completed[-_LISTED:]],
-            "kept": [stats.checkpoint for stats in completed[-RETAINED:-1]],
+            "kept": [_figures(stats) for stats in completed[-RETAINED:-1]],
             "savepoints": [
                 {"name": s["name"], "epoch": s["epoch"], "payments": s["payments"]} for s in self.savepoints
             ],
@@ -463,6 +463,7 @@ def _figures(stats: Any) -> dict[str, Any]:
     pause_ms = max((part.sync_ms for part in stats.partitions), default=0.0)
     return {
         "checkpoint": stats.checkpoint, "epoch": stats.epoch, "took_ms": stats.end_to_end_ms, "pause_ms": pause_ms,
+        "at_s": stats.completed_ms / 1000,
         "new_bytes": stats.uploaded_bytes, "bytes": stats.total_bytes,
     }  # fmt: skip
 

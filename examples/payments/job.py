@@ -9,7 +9,7 @@ import strandline as sl
 from examples.payments.detector import FraudDetector
 from examples.payments.model import ALERT_SCHEMA, PAYMENT_SCHEMA, USUAL, Rules
 
-RETAINED = 10
+RETAINED = 20
 """How many checkpoints the job keeps, to which it can go back."""
 
 

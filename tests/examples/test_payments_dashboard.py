@@ -68,7 +68,7 @@ def client(server: Server) -> Client:
 
 
 def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -27,7 +27,7 @@ from examples.payments.files import read_files
 from examples.payments.model import KINDS, USUAL, Rules
 from examples.payments.oracle import oracle
 from tests.browser import Visit, chromium, needs_chromium, open_page
-from tests.examples.test_payments_dashboard import Client
+from tests.examples.test_payments_dashboard import Client, eventually
 
 __all__ = ["chromium"]
 
@@ -165,7 +165,7 @@ def test_back_to_a_savepoint_and_to_a_checkpoint(demo: Demo) -> None:
     assert code == 200, answer
     view = next(demo.client.views())
     assert [mark for _, mark in view["marks"]][-1] == f"back to {savepoint['name']}"
-    assert not view["kept"] or min(view["kept"]) > max(later["kept"])
+    assert not view["kept"] or numbers(view["kept"])[0] > numbers(later["kept"])[-1]
     # The number of partitions stays; all payments are processed again, and the alerts come again.
     view = demo.agrees_again()
     assert view["parallelism"] == later["parallelism"]
@@ -174,14 +174,14 @@ def test_back_to_a_savepoint_and_to_a_checkpoint(demo: Demo) -> None:
     assert demo.client.act("savepoint")[0] == 200
     view = demo.wait(lambda view: len(view["kept"]) >= 2, "checkpoints to go back to")
     undone = view["savepoints"][-1]
-    older = [each for each in view["checkpoints"] if each["epoch"] < undone["epoch"]]
+    older = [each for each in view["kept"] if each["epoch"] < undone["epoch"]]
     code, answer = demo.client.act("back", checkpoint=older[-1]["checkpoint"])
     assert code == 200, answer
     view = demo.agrees_again()
     # The job has undone what that savepoint has, and the page does not offer it any more.
     assert [each["name"] for each in view["savepoints"]] == [savepoint["name"]]
-    code, answer = demo.client.act("back", checkpoint=max(later["kept"]) + 1000)
-    assert (code, str(max(later["kept"]) + 1000) in answer["error"]) == (409, True)
+    code, answer = demo.client.act("back", checkpoint=99_999)
+    assert (code, "99999" in answer["error"]) == (409, True)
     demo.agrees_again()
 
 
@@ -208,7 +208,7 @@ def test_a_fork_with_other_rules(demo: Demo) -> None:
         assert fork[name] == {kind: sum(alert.kind == kind for alert in seen) for kind in KINDS}
     assert fork["ours"] != fork["theirs"]
     # The fork does not notice that the job goes back.
-    code, answer = demo.client.act("back", checkpoint=next(demo.client.views())["kept"][-1])
+    code, answer = demo.client.act("back", checkpoint=next(demo.client.views())["kept"][-1]["checkpoint"])
     assert code == 200, answer
     demo.agrees_again(lambda view: view["fork"])
     demo.agrees_again()
@@ -302,10 +302,15 @@ def test_ctrl_c_ends_all_and_nothing_is_left(demo: Demo) -> None:
     said = demo.log.read_text()
     assert re.search(r"^PASS  .* equal the batch computation, row for row; 1 keeper killed", said, re.MULTILINE), said
     assert "Traceback" not in said
-    assert demo.processes() == []
+    # The JVM ends a moment after the program.
+    eventually(lambda: demo.processes() == [])
     # Spark's log stays where all programs have theirs.
     left = {path.name for path in demo.temporary.iterdir()} - {f"strandline-{os.getuid()}", "log"}
     assert left == set()
+
+
+def numbers(checkpoints: list[dict[str, Any]]) -> list[int]:
+    return [each["checkpoint"] for each in checkpoints]
 
 
 def shot(here: Visit, name: str, height: int, part: Any = None) -> None:

@@ -1,12 +1,12 @@
 // The buttons. Each says first what it will do, and then what has happened.
 
-import { act, html, number, useEffect, useRef, useState } from "./lib.js";
+import { act, clock, html, number, useEffect, useRef, useState } from "./lib.js";
 
 const partitions = (view) => view.keepers.map((keeper) => [String(keeper.partition), `partition ${keeper.partition}: process ${keeper.pid}`]);
 
 // Where the job can go back to: what it keeps, and the savepoints.
 const places = (view) => [
-  ...[...view.kept].reverse().map((checkpoint) => [`checkpoint ${checkpoint}`, `checkpoint ${checkpoint}`]),
+  ...[...view.kept].reverse().map((each) => [`checkpoint ${each.checkpoint}`, `checkpoint ${each.checkpoint}, of ${clock(each.at_s)}, epoch ${number(each.epoch)}`]),
   ...[...view.savepoints].reverse().map((each) => [each.name, `${each.name}: ${number(each.payments)} payments`]),
 ];
 

@@ -134,17 +134,19 @@ function Fork({ fork, main, onCard }) {
       <h2>Side by side: demo and ${fork.name} <span class=${`state ${fork.state}`}>${fork.state}</span></h2>
       <p class="about">Both go on from payment ${number(fork.since)}; demo is at ${number(main.processed)}, the fork at ${number(fork.processed)}.
         ${fork.until ? ` Alerts are compared up to ${eventTime(fork.until)}, to which both have given theirs.` : " Both have no alerts to compare yet."}</p>
+      <div class="pair beside">
       <div class="scroll" tabindex="0" role="region" aria-label="Alerts of both jobs">
         <table>
           <thead><tr><th scope="col">alerts since the fork</th><th scope="col" class="right">demo<small>${rule(fork.usual)}</small></th><th scope="col" class="right">fork<small>${rule(fork.rules)}</small></th></tr></thead>
           <tbody>${kinds.map((name) => html`<tr class=${fork.ours[name] === fork.theirs[name] ? "" : "differs"}><th scope="row">${kind(name)}</th><td class="right">${number(fork.ours[name])}</td><td class="right">${number(fork.theirs[name])}</td></tr>`)}</tbody>
         </table>
       </div>
+      <${Proof} audit=${fork.audit} title="Do the fork's numbers agree?" />
+      </div>
       <div class="pair">
         <div><h3>Only demo alerts</h3><${AlertTable} caption="Alerts of demo alone" alerts=${fork.only_ours} onCard=${onCard} empty="None so far." /></div>
         <div><h3>Only the fork alerts</h3><${AlertTable} caption="Alerts of the fork alone" alerts=${fork.only_theirs} onCard=${onCard} empty="None so far." /></div>
       </div>
-      <${Proof} audit=${fork.audit} title="And the fork's numbers?" />
     </section>
   `;
 }
