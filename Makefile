@@ -8,7 +8,8 @@ PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 help:
 	@printf '%s\n' \
 	  'make setup              create .venv with everything needed; find or install Java 17+' \
-	  'make demo               payments, fraud alerts, checkpoints and a killed keeper, in under two minutes' \
+	  'make demo               payments, fraud alerts, checkpoints and a killed keeper, in under two minutes, and a page that' \
+  '                        shows them; make demo ARGS=--stay goes on until Ctrl-C, and the buttons of the page are yours' \
 	  'make demo-kafka         the same from Kafka to Kafka, while the broker and the driver are killed in turn' \
 	  'make test               linters, types, layers, and all tests but the long ones and the soak tests' \
 	  'make test-long          the long tests, some seventy; CI runs them after `make test`' \

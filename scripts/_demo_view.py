@@ -6,7 +6,6 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from _demo_monitor import Monitor
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,17 +13,23 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from examples.payments.dashboard import Dashboard
+from examples.payments.monitor import Monitor
+
 _LIVE_EVERY_S = 0.25
 _PLAIN_EVERY_S = 3.0
+_PLAIN_LATER_S = 60.0
+"""After the story, when it stays."""
 _PLAIN_FIRST_S = 1.0
 _PIPELINE = "payments → key_by(card) → FraudDetector, state in RocksDB → alerts"
 
 
 class View:
-    """Shows the monitor from a thread of its own while the story goes on."""
+    """Shows what the dashboard knows, from a thread of its own, while the story goes on."""
 
-    def __init__(self, monitor: Monitor, *, plain: bool) -> None:
-        self._monitor = monitor
+    def __init__(self, dashboard: Dashboard, address: str, *, plain: bool) -> None:
+        self._dashboard = dashboard
+        self._address = address
         self._console = Console(highlight=False)
         self._plain = plain or not self._console.is_terminal
         self._done = threading.Event()
@@ -44,32 +49,32 @@ class View:
         with Live(console=self._console, auto_refresh=False, transient=False) as live:
             while True:
                 last = self._done.wait(_LIVE_EVERY_S)
-                self._monitor.sample()
-                live.update(render(self._monitor), refresh=True)
+                live.update(render(self._dashboard, self._address), refresh=True)
                 if last:
                     return
 
     def _show_plain(self) -> None:
+        journal = self._dashboard.journal
         said, due = 0, _PLAIN_FIRST_S
         print(f"demo: {_PIPELINE}", flush=True)
         while True:
             last = self._done.wait(_LIVE_EVERY_S)
-            self._monitor.sample()
-            for message in self._monitor.messages[said:]:
+            for message in journal.messages[said:]:
                 print(f"demo: {message}", flush=True)
                 said += 1
-            if self._monitor.elapsed_s > due:
-                due = self._monitor.elapsed_s + _PLAIN_EVERY_S
-                print(f"demo: {self._monitor.elapsed_s:5.1f} s  {progress_line(self._monitor)}", flush=True)
+            if journal.elapsed_s > due:
+                due = journal.elapsed_s + (_PLAIN_LATER_S if self._dashboard.passed else _PLAIN_EVERY_S)
+                print(f"demo: {journal.elapsed_s:5.1f} s  {progress_line(self._dashboard)}", flush=True)
             if last:
                 return
 
 
-def progress_line(monitor: Monitor) -> str:
+def progress_line(dashboard: Dashboard) -> str:
     """Return everything that moves, in one line."""
+    monitor = dashboard.main.monitor
     status = monitor.status
     if status is None:
-        return f"{monitor.written:,} payments wait"
+        return f"{dashboard.main.books.payments:,} payments wait"
     newest = status.last_checkpoint
     checkpoint = f"checkpoint {newest.checkpoint} (+{_size(newest.uploaded_bytes)})" if newest else "no checkpoint yet"
     return (
@@ -78,27 +83,30 @@ def progress_line(monitor: Monitor) -> str:
     )
 
 
-def render(monitor: Monitor) -> Group:
+def render(dashboard: Dashboard, address: str) -> Group:
     """Draw the whole screen; it fits 24 lines of 80 characters."""
+    monitor = dashboard.main.monitor
     return Group(
-        Panel(_figures(monitor), title=_PIPELINE, title_align="left", border_style="cyan", padding=(0, 1)),
+        Text(address, no_wrap=True, style="bold"),
+        Panel(_figures(dashboard), title=_PIPELINE, title_align="left", border_style="cyan", padding=(0, 1)),
         _checkpoints(monitor),
         Text(),
         _keepers(monitor),
         Text(),
-        *(Text(message, style="dim", no_wrap=True, overflow="ellipsis") for message in monitor.messages[-5:]),
+        *(Text(message, style="dim", no_wrap=True, overflow="ellipsis") for message in dashboard.journal.messages[-4:]),
     )
 
 
-def _figures(monitor: Monitor) -> Table:
+def _figures(dashboard: Dashboard) -> Table:
     grid = Table.grid(padding=(0, 3))
+    monitor = dashboard.main.monitor
     status = monitor.status
     state = status.state if status else "starting Spark"
     cells: dict[str, Any] = {
         "state": Text(state, style="green" if state in ("running", "stopped") else "bold yellow"),
-        "time": f"{monitor.elapsed_s:.0f} s",
-        "written": f"{monitor.written:,}",
-        "processed": f"{monitor.events:,}",
+        "time": f"{dashboard.journal.elapsed_s:.0f} s",
+        "written": f"{dashboard.main.books.payments:,}",
+        "processed": f"{status.rows_in if status else 0:,}",
         "rows/s": f"{monitor.rate:,.0f}",
         "epoch": str(status.epoch if status else 0),
         "restarts": str(status.restarts if status else 0),
@@ -115,7 +123,7 @@ def _checkpoints(monitor: Monitor) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, title="checkpoints", title_justify="left", title_style="bold")
     for name in ("id", "epoch", "status", "duration", "pause", "increment", "full size"):
         table.add_column(name, justify="left" if name == "status" else "right")
-    newest: list[Any] = [monitor.checkpoints[number] for number in sorted(monitor.checkpoints)][-5:]
+    newest = monitor.checkpoints()[-5:]
     for stats in newest:
         pause = max((part.sync_ms for part in stats.partitions), default=0.0)
         complete = stats.status == "completed"

@@ -55,9 +55,10 @@ def stage(staged: Path) -> list[Any]:
     """Write all pages below a directory, where they stand in the repository; return the navigation."""
     for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/*.svg")):
         _write(staged / path.relative_to(ROOT), path.read_text("utf-8"))
-    for path in ROOT.glob("docs/ui/*.png"):
-        (staged / "docs/ui").mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, staged / "docs/ui")
+    for path in ROOT.glob("docs/*/*.png"):
+        copy = staged / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, copy)
     for name, text in reference.pages().items():
         _write(staged / "reference" / name, text)
     for path in (*ROOT.glob("examples/[a-z]*.py"), *ROOT.glob("examples/payments/[a-z]*.py")):
@@ -77,7 +78,7 @@ def stage(staged: Path) -> list[Any]:
     return [
         "README.md", "docs/README.md",
         {"Programs": pages(*_PROGRAMS)}, {"State": pages(*_STATE)}, {"Sources and sinks": pages(*_ENDS)},
-        {"Running": pages("operations", "ui", "metrics", "replay", "clusters")},
+        {"Running": pages("operations", "ui", "metrics", "demo", "replay", "clusters")},
         {"Examples": all_of("examples", examples)},
         {"Reference": [f"reference/{name}" for name in reference.pages()]},
         {"Inside": [

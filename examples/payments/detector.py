@@ -13,10 +13,11 @@ from examples.payments.model import (
     REMEMBERED_PAYMENTS,
     SMALL_CENTS,
     TESTING_WINDOW,
-    TESTS_NEEDED,
     TRAVEL_TIME,
     UNUSUAL_AMOUNT,
+    USUAL,
     Alert,
+    Rules,
     is_unusual,
     testing_score,
     travel_score,
@@ -34,13 +35,16 @@ class FraudDetector(sl.KeyedProcess):
     last_place = sl.Value("struct<country: string, ts: timestamp>")
     recent = sl.List("struct<ts: timestamp, amount_cents: bigint>")
 
+    def __init__(self, rules: Rules = USUAL) -> None:
+        self._rules = rules
+
     def on_event(self, event: Any, ctx: sl.Context) -> Iterator[Alert]:
         """Judge one payment by what is known of its card, then remember it."""
         amount, ts = event.amount_cents, event.ts
         recent = self.recent.get()
         if amount >= BIG_CENTS:
             tests = sum(cents <= SMALL_CENTS and ts - when <= TESTING_WINDOW for when, cents in recent)
-            if tests >= TESTS_NEEDED:
+            if tests >= self._rules.tests:
                 yield Alert(event.card, CARD_TESTING, amount, ts, testing_score(tests))
 
         if self.last_place.exists():
@@ -49,7 +53,7 @@ class FraudDetector(sl.KeyedProcess):
                 yield Alert(event.card, IMPOSSIBLE_TRAVEL, amount, ts, travel_score(ts - when))
 
         count, total, squares = self.spent.value
-        if is_unusual(amount, count, total, squares):
+        if is_unusual(amount, count, total, squares, self._rules.deviations):
             yield Alert(event.card, UNUSUAL_AMOUNT, amount, ts, unusual_score(amount, count, total, squares))
 
         self.spent.value = (count + 1, total + amount, squares + amount * amount)

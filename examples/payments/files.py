@@ -69,7 +69,7 @@ def write_files(
             return
         number += 1
         mtime_ns = max(time.time_ns(), mtime_ns + _MTIME_STEP_NS)
-        yield _publish(directory / f"payments-{number:06d}.{format}", rows, mtime_ns)
+        yield _publish(path_of(directory, number, format), rows, mtime_ns)
 
 
 def list_files(directory: Path | str) -> list[Path]:
@@ -78,17 +78,27 @@ def list_files(directory: Path | str) -> list[Path]:
     return sorted(found, key=lambda path: path.stem)
 
 
+def path_of(directory: Path, number: int, format: Format = "json") -> Path:
+    """Return the path of a file; the first one is number 1."""
+    return directory / f"payments-{number:06d}.{format}"
+
+
 def read_files(directory: Path | str) -> Iterator[Payment]:
     """Yield every payment in the directory, in the order in which they were written."""
     for path in list_files(directory):
-        if path.suffix == ".parquet":
-            for row in pq.read_table(path, schema=_ARROW).to_pylist():
-                yield Payment(**row)
-        else:
-            with path.open(encoding="utf-8") as lines:
-                for line in lines:
-                    row = json.loads(line)
-                    yield Payment(**{**row, "ts": datetime.fromisoformat(row["ts"])})
+        yield from read_file(path)
+
+
+def read_file(path: Path) -> Iterator[Payment]:
+    """Yield the payments of one file."""
+    if path.suffix == ".parquet":
+        for row in pq.read_table(path, schema=_ARROW).to_pylist():
+            yield Payment(**row)
+        return
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            yield Payment(**{**row, "ts": datetime.fromisoformat(row["ts"])})
 
 
 def _publish(path: Path, rows: list[Payment], mtime_ns: int) -> Path:
@@ -116,10 +126,11 @@ def main() -> None:
     parser.add_argument("--cards", type=int, default=2_000)
     parser.add_argument("--files", type=int, default=60)
     parser.add_argument("--per-file", type=int, default=5_000)
+    parser.add_argument("--after", type=int, default=0, help="how many payments are there already, from other files")
     parser.add_argument("--pace", type=float, default=1.0, help="seconds from one file to the next")
     parser.add_argument("--format", choices=("json", "parquet"), default="json")
     given = parser.parse_args()
-    stream = payments(World(seed=given.seed, cards=given.cards))
+    stream = islice(payments(World(seed=given.seed, cards=given.cards)), given.after, None)
     written = write_files(
         given.directory, stream, files=given.files, per_file=given.per_file, pace_s=given.pace, format=given.format
     )

@@ -19,7 +19,6 @@ CARD_TESTING = "card_testing"
 """Several small payments within a minute, then a big one: a stolen card is tried out, then emptied."""
 SMALL_CENTS = 500
 BIG_CENTS = 20_000
-TESTS_NEEDED = 4
 TESTING_WINDOW = timedelta(seconds=60)
 REMEMBERED_PAYMENTS = 10
 """How many of a card's last payments the rule looks at."""
@@ -29,9 +28,22 @@ IMPOSSIBLE_TRAVEL = "impossible_travel"
 TRAVEL_TIME = timedelta(hours=1)
 
 UNUSUAL_AMOUNT = "unusual_amount"
-"""A payment more than six standard deviations above the card's mean so far."""
-UNUSUAL_DEVIATIONS = 6
+"""A payment many standard deviations above the card's mean so far."""
 HISTORY_NEEDED = 20
+
+KINDS = (CARD_TESTING, IMPOSSIBLE_TRAVEL, UNUSUAL_AMOUNT)
+
+
+class Rules(NamedTuple):
+    """The limits that may be set otherwise: what is remembered of a card does not depend on them."""
+
+    tests: int = 4
+    """How many small payments before a big one are card testing."""
+    deviations: int = 6
+    """How many standard deviations above the mean are an unusual amount."""
+
+
+USUAL = Rules()
 
 
 class Payment(NamedTuple):
@@ -66,10 +78,10 @@ def travel_score(gap: timedelta) -> float:
     return round(1 - gap / TRAVEL_TIME, 3)
 
 
-def is_unusual(amount: int, count: int, total: int, squares: int) -> bool:
+def is_unusual(amount: int, count: int, total: int, squares: int, deviations: int) -> bool:
     """Compare a payment with `count` earlier ones of this sum and sum of squares, in whole numbers only."""
     excess = count * amount - total
-    return count >= HISTORY_NEEDED and excess > 0 and excess**2 > UNUSUAL_DEVIATIONS**2 * (count * squares - total**2)
+    return count >= HISTORY_NEEDED and excess > 0 and excess**2 > deviations**2 * (count * squares - total**2)
 
 
 def unusual_score(amount: int, count: int, total: int, squares: int) -> float:

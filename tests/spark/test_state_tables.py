@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
+from strandline.core.errors import NotFoundError
 from strandline.snapshot.opening.snapshot import open_snapshot
 from strandline.snapshot.tables.reader import StateReader
 from strandline.snapshot.tables.table import find_table
@@ -68,7 +69,11 @@ def test_beside_a_running_job(spark: Any, tmp_path: Path, local_dir: Path) -> No
         assert sl.state.lookup(url, table.table, "dan") == []
         with sl.state.opened(url) as opened:
             found = [[row["value"] for row in opened.lookup(table.table, key)] for key in ("ann", "dan", "ann")]
+            rows = [row for batch in opened.batches(table.table) for row in batch.to_pylist()]
+            with pytest.raises(NotFoundError, match="no table 'absent'"):
+                opened.batches("absent")
         assert found == [[3], [], [3]]
+        assert {(row["user"], row["value"]) for row in rows} == {("ann", 3), ("ben", 1), ("cid", 1)}
 
 
 def test_a_filter_leaves_other_uses_of_the_table_alone(spark: Any, folders: list[Path]) -> None:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,10 @@ import pytest
 from strandline.control.client import call, find_drivers
 from strandline.control.commands import STATUS, NoArguments
 from strandline.control.status import Status
+from tests.browser import Visit, chromium, needs_chromium, open_page
 
-sync_api = pytest.importorskip("playwright.sync_api")
-axe_playwright = pytest.importorskip("axe_playwright_python.sync_playwright")
+__all__ = ["chromium"]
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ROOT = Path(__file__).parents[2]
 SHOTS = os.environ.get("STRANDLINE_SHOTS")
 PICTURES = {"graph": 900, "checkpoints": 1200, "time": 760, "functions": 800}
@@ -40,11 +39,7 @@ VIEWS = {
 """By name, what a view has when it is drawn."""
 PATIENCE_S = 400.0
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: `apt-get install chromium` brings one"),
-]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900), needs_chromium]
 
 
 def begin(*arguments: object, **more: Any) -> subprocess.Popen[str]:
@@ -101,45 +96,9 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
         shutil.rmtree(local_dir, ignore_errors=True)
 
 
-@dataclass
-class Visit:
-    """A page in the browser, and what went wrong in it."""
-
-    page: Any
-    base: str
-    troubles: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        page = self.page
-        page.on("console", lambda said: self.troubles.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: self.troubles.append(str(error)))
-        page.on("request", lambda asked: None if asked.url.startswith(self.base) else self.troubles.append(asked.url))
-
-    def check(self, where: str) -> None:
-        """Nothing has gone wrong, the page is no wider than the screen, and axe finds nothing."""
-        assert self.troubles == [], where
-        wide = self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert wide <= 0, f"{where}: {wide} pixels too wide"
-        found = axe_playwright.Axe().run(self.page)
-        assert found.violations_count == 0, f"{where}: {found.generate_report()}"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 def visit(chromium: Any, shop: Shop, width: int = 1280, scheme: str = "light") -> Visit:
-    context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    base = shop.address.partition("?")[0]
-    context.set_default_timeout(90_000)
-    here = Visit(context.new_page(), base)
-    here.page.goto(shop.address)
+    here = open_page(chromium, shop.address, width, scheme)
     here.page.wait_for_selector("table a")
-    assert here.page.url == base
     return here
 
 

@@ -6,11 +6,12 @@ may run or not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from strandline.core.errors import ConfigurationError
@@ -86,12 +87,12 @@ def lookup(
 
 
 def opened(url: str | Path, storage_options: Mapping[str, str] | None = None) -> SnapshotReader:
-    """Open a snapshot to look up many keys: `with sl.state.opened(url) as snapshot: …`."""
+    """Open a snapshot to look up many keys, or to read whole tables: `with sl.state.opened(url) as snapshot: …`."""
     return SnapshotReader(str(url), storage_options)
 
 
 class SnapshotReader:
-    """A snapshot that is open for look-ups. It is thread-safe."""
+    """A snapshot that is open for look-ups and reads. It is thread-safe."""
 
     def __init__(self, url: str, storage_options: Mapping[str, str] | None) -> None:
         with ExitStack() as stack:
@@ -102,12 +103,18 @@ class SnapshotReader:
 
     def lookup(self, table: str, key: Any) -> list[dict[str, Any]]:
         """Return the rows of one key, as `lookup` does."""
-        known = self._tables.get(table)
-        if known is None:
-            known = self._tables[table] = find_table(self._snapshot, table)
-        rows = self._reader.look_up(known, key)
+        rows = self._reader.look_up(self._table(table), key)
         columns = [to_python(column, from_arrow_type(column.type)) for column in rows.columns]
         return [dict(zip(rows.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def batches(self, table: str) -> Iterator[pa.RecordBatch]:
+        """Yield all rows of a table, without Spark; one partition after the other."""
+        return self._reader.rows(self._table(table))
+
+    def _table(self, name: str) -> Table:
+        if name not in self._tables:
+            self._tables[name] = find_table(self._snapshot, name)
+        return self._tables[name]
 
     def _repr_html_(self) -> str:
         manifest = self._snapshot.manifest
