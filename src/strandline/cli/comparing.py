@@ -225,7 +225,8 @@ def _print(results: list[TrialResult], outcome: Outcome) -> None:
 
     new = results[-1]
     last = max(each.last for each in results)
-    say(f"job '{new.job}' from {new.snapshot}: epochs {new.first} to {last}, {new.rows_in:,} rows")
+    epochs = f"epochs {new.first} to {last}" if last >= new.first else "no epoch"
+    say(f"job '{new.job}' from {new.snapshot}: {epochs}, {max(each.rows_in for each in results):,} rows")
     for which, each in zip(("old program", "new program")[-len(results) :], results, strict=True):
         for note in each.notes:
             say(f"{which}: {note}")
