@@ -268,7 +268,7 @@ def why(
     job: JobName = "",
     json: AsJson = False,
 ) -> None:
-    """Explain an output row: the event or timer that gave it, its key, and all that this key had before.
+    """Explain an output row by its key's events, timers and state.
 
     The recorded epochs run again, and the first row for which CONDITION is true is explained, as in `strandline why
     app.py rows "card = 'c1' and total > 100"`. Exit code 1 if no recorded epoch gives such a row.

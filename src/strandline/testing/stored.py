@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -64,8 +65,12 @@ def save(
     def ref(file: LocalFile) -> FileRef:
         sha256 = sha256_of(file.path)
         path = f"files/{sha256}"
+        if file.shared:
+            with suppress(OSError):
+                # It may be there already, or on another disk.
+                os.link(file.path, folder / path)
         if not (folder / path).exists():
-            (os.link if file.shared else shutil.copyfile)(file.path, folder / path)
+            shutil.copyfile(file.path, folder / path)
         return FileRef(name=file.name, size=file.size_bytes, sha256=sha256, path=path)
 
     infos = []
