@@ -203,3 +203,13 @@ def test_a_restore_has_the_options_of_its_storage(tmp_path: Path) -> None:
         assert restore is not None
         assert restore.restore.place is not None
         assert restore.restore.place.options == options
+
+
+def test_a_checkpoint_that_its_job_deletes_meanwhile(tmp_path: Path) -> None:
+    path = checkpoint_of(tmp_path)
+    stored = StoredState.open(path)
+    for file in (tmp_path / "storage/job").rglob("*"):
+        if file.is_file():
+            file.unlink()
+    with pytest.raises(NotFoundError, match="the snapshot was deleted while it was read"):
+        Harness(Timed(), schema=EVENTS, key="k", output=ANSWERS, uid="op", stored=stored)
