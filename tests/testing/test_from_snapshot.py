@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import datetime as dt
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 
 import strandline as sl
+from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.errors import ConfigurationError, IncompatibleStateError, NotFoundError
+from strandline.core.ids import Partition
 from strandline.core.settings import BackendName
 from strandline.core.times import END_US
+from strandline.plan.upgrade import Migration
+from strandline.replay.recorded import find_origin
 from strandline.snapshot.savepoints.take import Form
+from strandline.storage.remote import open_store
 from strandline.testing import Harness, events, from_snapshot
-from strandline.testing.stored import save
+from strandline.testing.stored import StoredState, save
 from strandline.types.scalars import timestamp_to_us
 from tests.runtime.bench import ANSWERS, EVENTS
 from tests.runtime.rescaling import KEYS, NOW_US, Timed
@@ -182,3 +188,28 @@ def test_snapshots_of_jobs_are_only_read(tmp_path: Path, form: Form | str, backe
         h.crash()
         assert [h.state(key) for key in KEYS] == states
     assert tree(tmp_path) == before
+
+
+def test_a_restore_has_the_options_of_its_storage(tmp_path: Path) -> None:
+    """A replay of a job whose storage has credentials in its options could not read the state."""
+    url, options = str(checkpoint_of(tmp_path)), {"region": "eu-north-1"}
+    jobdir = JobDirectory(open_store(str(tmp_path / "storage")), "job")
+    origin = find_origin(jobdir, url, options)
+    assert origin.manifest is not None
+    operator: Any = SimpleNamespace(uid="op", migration=Migration(origin.manifest.operators[0]))
+    for restoring in (origin.restoring([operator]), StoredState.open(url, options).restoring([operator])):
+        program: Any = SimpleNamespace(uid="op")
+        restore = restoring(program, Partition(0), tmp_path / "database")
+        assert restore is not None
+        assert restore.restore.place is not None
+        assert restore.restore.place.options == options
+
+
+def test_a_checkpoint_that_its_job_deletes_meanwhile(tmp_path: Path) -> None:
+    path = checkpoint_of(tmp_path)
+    stored = StoredState.open(path)
+    for file in (tmp_path / "storage/job").rglob("*"):
+        if file.is_file():
+            file.unlink()
+    with pytest.raises(NotFoundError, match="the snapshot was deleted while it was read"):
+        Harness(Timed(), schema=EVENTS, key="k", output=ANSWERS, uid="op", stored=stored)

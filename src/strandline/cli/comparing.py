@@ -82,7 +82,7 @@ def try_out(
     option: StorageOptions = None,
     json: AsJson = False,
 ) -> None:
-    """Run a new program on production's state and input, and say what it does otherwise than the old one.
+    """Try a new program with production's state and input.
 
     Its state is checked as at a start, and upgraded; then it runs the epochs that are recorded after the snapshot, or
     the rows of files, on this machine. With --old, the old program does the same beside it, and rows and state are
@@ -108,9 +108,9 @@ def compare(
     option: StorageOptions = None,
     json: AsJson = False,
 ) -> None:
-    """Run two programs on the same state and input, and show the rows and the state that differ.
+    """Compare two programs with the same state and input.
 
-    Both have the same arguments. It is `strandline test OTHER --old PROGRAM`.
+    Rows of sinks and state are compared. Both have the same arguments. It is `strandline test OTHER --old PROGRAM`.
     """
     _compare(before, after, args, restore, inputs, epochs, drop, from_now, rows, job, option, as_json=json)
 
@@ -225,7 +225,8 @@ def _print(results: list[TrialResult], outcome: Outcome) -> None:
 
     new = results[-1]
     last = max(each.last for each in results)
-    say(f"job '{new.job}' from {new.snapshot}: epochs {new.first} to {last}, {new.rows_in:,} rows")
+    epochs = f"epochs {new.first} to {last}" if last >= new.first else "no epoch"
+    say(f"job '{new.job}' from {new.snapshot}: {epochs}, {max(each.rows_in for each in results):,} rows")
     for which, each in zip(("old program", "new program")[-len(results) :], results, strict=True):
         for note in each.notes:
             say(f"{which}: {note}")

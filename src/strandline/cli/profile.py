@@ -32,7 +32,7 @@ def profile(
     local_dir: LocalDir = None,
     json: AsJson = False,
 ) -> None:
-    """Show where the time of a running job goes: in which functions its keepers are.
+    """Show in which functions a running job's time goes.
 
     Each keeper looks a hundred times a second at what its program's functions and its state do. No values are seen.
     """

@@ -264,10 +264,11 @@ def why(
         ),
     ] = "",
     to: To = None,
+    calls: Annotated[int, typer.Option(metavar="N", min=1, help="Show the last calls of the key, so many.")] = 20,
     job: JobName = "",
     json: AsJson = False,
 ) -> None:
-    """Explain an output row: the event or timer that gave it, its key, and all that this key had before.
+    """Explain an output row by its key's events, timers and state.
 
     The recorded epochs run again, and the first row for which CONDITION is true is explained, as in `strandline why
     app.py rows "card = 'c1' and total > 100"`. Exit code 1 if no recorded epoch gives such a row.
@@ -295,10 +296,10 @@ def why(
     if json:
         print_json(_explanation_as_data(explanation))
     else:
-        _print_explanation(explanation, recorded)
+        _print_explanation(explanation, recorded, calls)
 
 
-def _print_explanation(explanation: Explanation, recorded: Recorded) -> None:
+def _print_explanation(explanation: Explanation, recorded: Recorded, calls: int) -> None:
     if explanation.matches > 1:
         say(f"{explanation.matches} rows are so: this is about the first one")
     reached = "" if explanation.watermark_us is None else f", watermark {_time(explanation.watermark_us)}"
@@ -312,9 +313,11 @@ def _print_explanation(explanation: Explanation, recorded: Recorded) -> None:
     print(f"  key   {explanation.key!r}")
     if explanation.call is not None:
         print(f"  by    {explanation.call.method} {explanation.call.event!r}")
-    since = explanation.history[0].epoch if explanation.history else explanation.epoch
-    print(f"what this key had from epoch {since} on, and the state before and after")
-    for change in explanation.history:
+    history = explanation.history[-calls:]
+    left_out = len(explanation.history) - len(history)
+    before = f"; {left_out} earlier calls are left out" if left_out else ""
+    print(f"what this key had from epoch {history[0].epoch if history else explanation.epoch} on{before}")
+    for change in history:
         _print_change(change)
     if recorded.origin.manifest is not None:
         say(f"what was before epoch {recorded.origin.epoch + 1} is not recorded: it is in the first state")

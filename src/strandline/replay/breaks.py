@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 import pdb
 import sys
 from collections.abc import Callable, Mapping
@@ -299,7 +300,7 @@ class Breaks:
 
     def _attach(self) -> None:
         try:
-            import debugpy
+            debugpy = importlib.import_module("debugpy")
         except ImportError:
             raise ConfigurationError(
                 "--debugger debugpy: debugpy is not installed", hint="pip install debugpy, or leave --debugger out"

@@ -115,7 +115,7 @@ def outcome_alone(result: TrialResult) -> Outcome:
     if result.failed != result.failed_in_job:
         in_job = f"the job failed in epoch {result.failed_in_job}" if result.failed_in_job else "the job did not fail"
         failures = (f"{in_job}, and {_fate('the new program', result)}",)
-    why_not = "" if result.states else "the job has no checkpoint of one of these epochs"
+    why_not = "" if result.states else "the job has no checkpoint of an epoch that has run"
     return Outcome((), result.states, why_not, failures)
 
 

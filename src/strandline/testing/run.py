@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,10 @@ class PipelineRun:
         places = (self._directory / str(at) for at in range(len(self._partitions), len(pipeline.operators)))
         opened = [Partitions(each, self._backend, place, hooks) for each, place in zip(new, places, strict=True)]
         self.end, self.pipeline = end, pipeline
-        for each in opened:
-            self._partitions[each.node] = each
-            each.open(None, stored.manifest.epoch if stored else Epoch(0))
+        with stored.reading() if stored else nullcontext():
+            for each in opened:
+                self._partitions[each.node] = each
+                each.open(None, stored.manifest.epoch if stored else Epoch(0))
         self.sides = {
             (node.uid, name): output_of(node, name)
             for node in self.pipeline.operators

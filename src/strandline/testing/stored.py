@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from strandline.keeper.restoring import PartitionRestore
 from strandline.plan.matching import match_operators
 from strandline.plan.pipeline import Operator
 from strandline.runtime.program import Program, Restore
-from strandline.snapshot.opening.snapshot import METADATA, open_snapshot
+from strandline.snapshot.opening.snapshot import METADATA, Snapshot, deletion_detected, open_snapshot
 from strandline.spark.job.compat import check_compatible
 from strandline.spark.job.draining import Draining
 from strandline.storage.place import Place
@@ -64,8 +65,12 @@ def save(
     def ref(file: LocalFile) -> FileRef:
         sha256 = sha256_of(file.path)
         path = f"files/{sha256}"
+        if file.shared:
+            with suppress(OSError):
+                # It may be there already, or on another disk.
+                os.link(file.path, folder / path)
         if not (folder / path).exists():
-            (os.link if file.shared else shutil.copyfile)(file.path, folder / path)
+            shutil.copyfile(file.path, folder / path)
         return FileRef(name=file.name, size=file.size_bytes, sha256=sha256, path=path)
 
     infos = []
@@ -93,9 +98,8 @@ def save(
 class StoredState:
     """A snapshot's state, and what a program may lose of it."""
 
-    manifest: Manifest
+    snapshot: Snapshot
     place: Place
-    url: str
     drop: Sequence[str] = ()
     from_now: Sequence[str] = ()
     reopen: bool = False
@@ -115,10 +119,18 @@ class StoredState:
         Raises what `open_snapshot` does, and ConfigurationError for one of a drained job without `reopen`.
         """
         snapshot = open_snapshot(str(url), options, fsync=False)
-        manifest = snapshot.manifest
-        Draining().refuse(manifest.job, manifest, reopen=reopen)
+        Draining().refuse(snapshot.manifest.job, snapshot.manifest, reopen=reopen)
         place = snapshot.folder.place(dict(options or {}), fsync=False)
-        return cls(manifest, place, snapshot.url, tuple(drop), tuple(from_now), reopen)
+        return cls(snapshot, place, tuple(drop), tuple(from_now), reopen)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the snapshot."""
+        return self.snapshot.manifest
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Return a context in which its files are read: NotFoundError says that the job has deleted them meanwhile."""
+        return deletion_detected(self.snapshot.folder, self.snapshot.metadata)
 
     @property
     def backend(self) -> BackendName:
@@ -147,14 +159,14 @@ class StoredState:
             matches = match_operators(operators, manifest.operators)
             if not matches:
                 raise NotFoundError(
-                    f"{self.url}: there is no operator '{operators[0].uid}' in the snapshot, which has "
+                    f"{self.snapshot.url}: there is no operator '{operators[0].uid}' in the snapshot, which has "
                     f"{', '.join(info.uid for info in manifest.operators) or 'none'}",
                     hint="give the uid that the function has in the job: uid=…",
                 )
             known = [info for info in manifest.operators if info in matches.values()]
             manifest = structs.replace(manifest, operators=known)
         upgrade = check_compatible(
-            manifest, operators, {}, (), self.drop, url=self.url, fork=True, from_now=self.from_now
+            manifest, operators, {}, (), self.drop, url=self.snapshot.url, fork=True, from_now=self.from_now
         )
         return [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators]
 
