@@ -13,7 +13,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,16 +21,17 @@ from pathlib import Path
 import pytest
 
 from strandline.cli import main
+from strandline.cli import top as module
 from strandline.control import journal
 from strandline.control.status import Status
 from strandline.keeper.paths import Places
+from strandline.ui.jobs import Jobs
 from tests.cli.conftest import Command, environment
 from tests.cli.fabricate import FabricatedJob
 from tests.control.fake import KEEPER, FakeRun
 from tests.control.serving import Serve
 
 LEFT = b"\x1b[?1049l"
-SUSPENDED = "T"
 
 
 class Working(FakeRun):
@@ -78,10 +79,10 @@ class Terminal:
 
 
 @contextmanager
-def top(*args: object, width: int = 80, height: int = 24) -> Iterator[Terminal]:
+def top(*args: object, width: int = 80, height: int = 24, shell: Sequence[str] = ()) -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
-    command = [sys.executable, "-m", "strandline.cli.main", "top", *map(str, args)]
+    command = [*shell, sys.executable, "-m", "strandline.cli.main", "top", *map(str, args)]
     env = {k: v for k, v in environment(TERM="xterm-256color").items() if k != "LINES"}
     with subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True,
@@ -140,18 +141,25 @@ def test_a_signal_ends_it_and_restores_the_terminal(
 
 
 @pytest.mark.long
-def test_it_is_suspended_and_goes_on(serve: Serve, local_dir: Path) -> None:
+def test_a_shell_suspends_it_and_continues_it(serve: Serve, local_dir: Path) -> None:
     serve(Working("alerts"))
-    with top("alerts", "--local-dir", local_dir) as terminal:
-        before = terminal.mode
+    shell = ("bash", "-mc", '"$@"; echo "it is stopped"; read -r line; fg', "bash")
+    with top("alerts", "--local-dir", local_dir, shell=shell) as terminal:
         terminal.read_until("alerts  running")
         terminal.press("\x1a")
-        terminal.read(lambda _: LEFT in terminal.seen)
-        state = Path(f"/proc/{terminal.process.pid}/stat")
-        terminal.read(lambda _: state.read_text().rpartition(")")[2].split()[0] == SUSPENDED)
-        assert terminal.mode == before
-        terminal.process.send_signal(signal.SIGCONT)
-        terminal.seen = b""
+        terminal.read(lambda _: LEFT in terminal.seen and b"it is stopped" in terminal.seen, "it is stopped")
+        terminal.press("\n")
+        terminal.read_until("alerts  running")
+        terminal.press("q")
+        assert terminal.process.wait(20) == 0
+
+
+@pytest.mark.long
+def test_where_no_shell_could_continue_it_it_is_not_suspended(serve: Serve, local_dir: Path) -> None:
+    serve(Working("alerts"))
+    with top("alerts", "--local-dir", local_dir) as terminal:
+        terminal.read_until("alerts  running")
+        terminal.press("\x1a")
         terminal.read_until("alerts  running")
         terminal.press("q")
         assert terminal.process.wait(20) == 0
@@ -207,6 +215,18 @@ def test_a_job_that_ran_here_or_elsewhere(alerts: FabricatedJob, local_dir: Path
     ended = strandline("top", "alerts", "--local-dir", local_dir).stdout
     assert ended.startswith("alerts  failed\nits driver (process 1, since ")
     assert ": it broke\n" in ended
+
+
+def test_what_a_job_has_left_is_not_read_with_each_look(
+    alerts: FabricatedJob, local_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[object] = []
+    monkeypatch.setattr(module, "read_past", lambda jobdir: reads.append(jobdir) or {"newest": {"checkpoint": 1}})
+    jobs = Jobs(local_dir, (str(alerts.directory),))
+    looker = module.Looker(jobs)
+    looks = [looker.look(jobs.all()[0].id) for _ in range(5)]
+    assert {look.newest["checkpoint"] for look in looks if look.newest} == {1}
+    assert len(reads) == 1
 
 
 def test_what_is_not_there_is_an_error(local_dir: Path, strandline: Command) -> None:

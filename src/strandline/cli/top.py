@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,6 +27,8 @@ _LOOK_S = 1.0
 _KEY_S = 0.25
 _RATES_S, _MOST_RATES_S = 3.0, 20.0
 """How long a look that is printed once waits for the ends of two epochs, without which there are no rates."""
+_PAST_S = 30.0
+"""How long what a job has left counts: object storage charges for each list of a folder."""
 _JOIN_S = 0.5
 
 
@@ -67,8 +69,8 @@ def top(
     looks = Looks(Looker(jobs), place)
     with looks.renewing():
         while _show(looks):
-            # The terminal is as it was before; the shell continues us.
-            os.kill(0, signal.SIGSTOP)
+            # As the terminal does it; without a shell that could continue it, nothing is suspended.
+            os.kill(0, signal.SIGTSTP)
 
 
 @dataclass
@@ -77,6 +79,7 @@ class Looker:
 
     jobs: Jobs
     _series: dict[str, FigureSeries] = field(default_factory=dict, init=False)
+    _past: dict[str, tuple[float, dict[str, Any] | None]] = field(default_factory=dict, init=False)
 
     def look(self, job_id: str = "") -> Look:
         """Return the jobs; with an id, the figures of this one."""
@@ -98,10 +101,18 @@ class Looker:
         look = replace(look, job=job)
         try:
             if job.driver is None:
-                return replace(look, newest=read_past(self.jobs.directory_of(job))["newest"])
+                return replace(look, newest=self._newest(job))
             return replace(look, figures=self._series.setdefault(job.id, FigureSeries()).add(*ask(job.driver)))
         except StrandlineError as error:
             return replace(look, problem=error.message)
+
+    def _newest(self, job: Job) -> dict[str, Any] | None:
+        """Return the newest checkpoint of a job that does not run."""
+        read_s, newest = self._past.get(job.id, (0.0, None))
+        if not read_s or time.monotonic() - read_s > _PAST_S:
+            newest = read_past(self.jobs.directory_of(job))["newest"]
+            self._past[job.id] = time.monotonic(), newest
+        return newest
 
 
 def _first_look(looker: Looker, job_id: str) -> Look:
