@@ -47,7 +47,7 @@ def inner(count: int) -> int:
 def taken(sampler: Sampler, least: int) -> Samples:
     """Take at least so many samples."""
     samples = Samples(0, 0, 0, 0, [], [], [])
-    while samples.taken < least:
+    while samples.count < least:
         sampler.begin(60)
         time.sleep(0.3)
         samples = sampler.take() or samples
@@ -58,13 +58,13 @@ def test_functions_are_counted_where_they_are() -> None:
     with working(outer) as sampler:
         samples = taken(sampler, 5)
     stacks = [([samples.names[at] for at in positions], count) for positions, count in samples.stacks]
-    assert sum(count for _, count in stacks) == samples.taken
+    assert sum(count for _, count in stacks) == samples.count
     assert (samples.idle, samples.waiting) == (0, 0)
     within: Counter[str] = Counter()
     for stack, count in stacks:
         within.update(dict.fromkeys(stack, count))
-    assert within[f"{__name__}.outer"] == samples.taken
-    assert within[f"{__name__}.inner"] > samples.taken / 2
+    assert within[f"{__name__}.outer"] == samples.count
+    assert within[f"{__name__}.inner"] > samples.count / 2
     deepest = {stack[-1] for stack, _ in stacks}
     assert all(name.startswith("line ") for name in deepest), deepest
     own = {samples.names[at] for at in samples.program}

@@ -381,7 +381,7 @@ def test_a_running_job_is_looked_into(spark: Any, case: Case, monkeypatch: pytes
         profiles.append(run.profile("300ms"))
         for profile in profiles:
             assert [(each.uid, each.partition) for each in profile.partitions] == [("count", 0), ("count", 1)]
-            assert all(each.samples.taken for each in profile.partitions)
+            assert all(each.samples.count for each in profile.partitions)
         with pytest.raises(
             sl.errors.ConfigurationError, match="a profile of 61 s was asked for, expected more than 0 and at"
         ):

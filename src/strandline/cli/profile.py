@@ -17,7 +17,7 @@ from strandline.control.profile import Profile
 from strandline.core.errors import ConfigurationError, NotFoundError
 
 _FORMS = (".folded", ".json")
-_SHOWN = 15
+_MOST_FUNCTIONS = 15
 
 
 def profile(
@@ -38,31 +38,33 @@ def profile(
     """
     if output is not None and output.suffix not in _FORMS:
         raise ConfigurationError(f"--output {output}: expected a file's name that ends in {' or '.join(_FORMS)}")
-    taken = call(find_driver(root_of(local_dir), job, directory), PROFILE, TakeProfile(seconds), timeout_s=seconds + 30)
+    profiled = call(
+        find_driver(root_of(local_dir), job, directory), PROFILE, TakeProfile(seconds), timeout_s=seconds + 30
+    )
     if operator:
-        if operator not in taken.operators:
+        if operator not in profiled.operators:
             raise NotFoundError(
-                f"job '{taken.job}' has no operator '{operator}'",
-                hint=f"its operators are {', '.join(taken.operators)}",
+                f"job '{profiled.job}' has no operator '{operator}'",
+                hint=f"its operators are {', '.join(profiled.operators)}",
             )
-        taken = taken.of(operator)
+        profiled = profiled.of(operator)
     if output is not None:
-        text = taken.folded() if output.suffix == ".folded" else jsons.dumps(taken.speedscope())
+        text = profiled.folded() if output.suffix == ".folded" else jsons.dumps(profiled.speedscope())
         output.write_text(text)
         say(f"written: {output}")
     if json:
-        for uid in taken.operators:
-            _print_json(uid, taken.of(uid))
+        for uid in profiled.operators:
+            _print_json(uid, profiled.of(uid))
     elif output is None:
-        for uid in taken.operators:
-            _print(uid, taken.of(uid))
+        for uid in profiled.operators:
+            _print(uid, profiled.of(uid))
 
 
 def _print(uid: str, profile: Profile) -> None:
     work, waiting, idle = profile.shares
     table = Table("function", "itself", "with what it calls", right=("itself", "with what it calls"))
-    for name, own, total in _shown(profile):
-        table.add(name, own, total)
+    for name, itself, total in _function_rows(profile):
+        table.add(name, itself, total)
     program = f" ({profile.program:.0%} of it in the program's functions)" if work else ""
     say(f"{uid}: at work {work:.0%} of the time{program}, waiting for rows {waiting:.0%}, idle {idle:.0%}")
     table.print()
@@ -73,10 +75,15 @@ def _print_json(uid: str, profile: Profile) -> None:
     print_json({
         "operator": uid, "work": round(work, 4), "program": round(profile.program, 4), "waiting": round(waiting, 4),
         "idle": round(idle, 4),
-        "functions": [{"function": name, "itself": own, "total": total} for name, own, total in profile.functions()],
+        "functions": [
+            {"function": name, "itself": itself, "total": total} for name, itself, total in profile.functions()
+        ],
     })  # fmt: skip
 
 
-def _shown(profile: Profile) -> list[tuple[str, str, str]]:
+def _function_rows(profile: Profile) -> list[tuple[str, str, str]]:
     whole = sum(profile.stacks.values()) or 1
-    return [(name, f"{own / whole:.0%}", f"{total / whole:.0%}") for name, own, total in profile.functions()[:_SHOWN]]
+    return [
+        (name, f"{itself / whole:.0%}", f"{total / whole:.0%}")
+        for name, itself, total in profile.functions()[:_MOST_FUNCTIONS]
+    ]

@@ -14,7 +14,7 @@ Stack = tuple[str, ...]
 
 
 class PartitionProfile(msgspec.Struct, frozen=True):
-    """What the keeper of one partition did meanwhile."""
+    """Samples of the keeper of one partition."""
 
     uid: str
     partition: int
@@ -39,7 +39,7 @@ class Profile(msgspec.Struct, frozen=True):
 
     @property
     def stacks(self) -> Counter[Stack]:
-        """How often each stack of functions was seen, in all partitions. Its first name is the operator's uid."""
+        """The stacks of functions in all partitions, and how often each was seen. The first name is the operator's."""
         return Counter({
             stack: count
             for uid in self.operators
@@ -49,30 +49,32 @@ class Profile(msgspec.Struct, frozen=True):
     @property
     def shares(self) -> tuple[float, float, float]:
         """The shares of time at work, waiting for rows from Spark, and idle between epochs."""
-        taken = sum(each.samples.taken for each in self.partitions) or 1
-        waiting = sum(each.samples.waiting for each in self.partitions) / taken
-        idle = sum(each.samples.idle for each in self.partitions) / taken
+        total = sum(each.samples.count for each in self.partitions) or 1
+        waiting = sum(each.samples.waiting for each in self.partitions) / total
+        idle = sum(each.samples.idle for each in self.partitions) / total
         return max(0.0, 1 - waiting - idle), waiting, idle
 
     @property
     def program(self) -> float:
         """The share of the work that is in the program's own functions, and in what they call."""
-        found = whole = 0
+        in_program = whole = 0
         for samples in (each.samples for each in self.partitions):
-            own = set(samples.program)
-            found += sum(count for positions, count in samples.stacks if own.intersection(positions))
+            program = set(samples.program)
+            in_program += sum(count for positions, count in samples.stacks if program.intersection(positions))
             whole += sum(count for _, count in samples.stacks)
-        return found / (whole or 1)
+        return in_program / (whole or 1)
 
     def functions(self) -> list[tuple[str, int, int]]:
         """Return each function with the samples in itself and with what it calls; the most in itself first."""
-        own: Counter[str] = Counter()
+        itself: Counter[str] = Counter()
         total: Counter[str] = Counter()
         for (_, *stack), count in self.stacks.items():
             names = [name for name in stack if not is_line(name)]
-            own[names[-1]] += count
+            itself[names[-1]] += count
             total.update(dict.fromkeys(names, count))
-        return [(name, own[name], total[name]) for name in sorted(total, key=lambda name: (-own[name], -total[name]))]
+        return [
+            (name, itself[name], total[name]) for name in sorted(total, key=lambda name: (-itself[name], -total[name]))
+        ]
 
     def folded(self) -> str:
         """Return the stacks as text, a line each, as tools that draw flame graphs read it."""

@@ -30,7 +30,7 @@ class Samples(msgspec.Struct, frozen=True):
     """Stacks of a keeper's main thread, and how often each was seen."""
 
     seconds: float
-    taken: int
+    count: int
     idle: int
     """How many were taken between epochs."""
     waiting: int
@@ -93,7 +93,7 @@ class _Sampling(threading.Thread):
         self.join()
         positions = {name: at for at, name in enumerate(sorted({name for stack in self._stacks for name in stack}))}
         return Samples(
-            seconds=round(self._seconds, 3), taken=self._idle + self._waiting + self._stacks.total(),
+            seconds=round(self._seconds, 3), count=self._idle + self._waiting + self._stacks.total(),
             idle=self._idle, waiting=self._waiting, names=[*positions],
             program=[at for name, at in positions.items() if name in self._program],
             stacks=[([positions[name] for name in stack], count) for stack, count in self._stacks.items()],

@@ -82,13 +82,13 @@ class Browser:
             pinned_snapshot(before, self.options) as old,
             pinned_snapshot(after, self.options) as new,
         ):
-            found = diff_snapshots(old, new, sample=sample, most_keys=_MOST_KEYS if self.shows_values else 0)
+            diff = diff_snapshots(old, new, sample=sample, most_keys=_MOST_KEYS if self.shows_values else 0)
             return {
-                "groups": found.groups,
-                "groups_read": found.groups_read,
+                "groups": diff.groups,
+                "groups_read": diff.groups_read,
                 "states": [
                     {"equal": state.is_equal, **asdict(state), "keys": [*map(_key, state.keys)]}
-                    for state in found.states
+                    for state in diff.states
                 ],
             }
 

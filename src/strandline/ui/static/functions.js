@@ -32,7 +32,7 @@ export function FunctionsView({ id, live }) {
 // The operator that works most first.
 function byWork(partitions) {
   const work = new Map();
-  for (const { uid, samples } of partitions) work.set(uid, (work.get(uid) || 0) + samples.taken - samples.idle - samples.waiting);
+  for (const { uid, samples } of partitions) work.set(uid, (work.get(uid) || 0) + samples.count - samples.idle - samples.waiting);
   return [...work.keys()].sort((a, b) => work.get(b) - work.get(a));
 }
 
@@ -40,7 +40,7 @@ function Operator({ uid, partitions }) {
   const [zoomed, setZoomed] = useState(null);
   const samples = partitions.map((each) => each.samples);
   const sum = (name) => samples.reduce((total, each) => total + each[name], 0);
-  const taken = sum("taken") || 1;
+  const taken = sum("count") || 1;
   const root = merged(uid, samples);
   const top = (zoomed && find(root, zoomed)) || root;
   const functions = [...byFunction(root).values()].sort((a, b) => b.own - a.own || b.total - a.total);
