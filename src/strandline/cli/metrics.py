@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +17,7 @@ from strandline.control.commands import RECENT, STATUS, NoArguments
 from strandline.control.journal import ENDED
 from strandline.core.errors import ConfigurationError, StrandlineError
 from strandline.core.settings import parse_duration_ms
+from strandline.core.version import VERSION
 from strandline.telemetry.figures import MOST_PARTITIONS, Figures, JobState
 
 if TYPE_CHECKING:
@@ -115,13 +116,22 @@ class Machine:
 
     jobs: Jobs
     most_partitions: int = MOST_PARTITIONS
+    _known: list[Job] = field(default_factory=list, init=False)
 
     def read(self, *, spans: bool = False) -> list[Figures]:
         """Return the figures of all jobs; with `spans`, with their recent past."""
         now_ms = int(time.time() * 1000)
-        jobs = [job for job in self.jobs.all() if self.jobs.wanted or not _is_long_over(job, now_ms)]
+        jobs = [job for job in self._all() if self.jobs.wanted or not _is_long_over(job, now_ms)]
         with ThreadPoolExecutor(_THREADS, "strandline-metrics") as pool:
             return list(pool.map(lambda job: self._figures(job, spans), jobs))
+
+    def _all(self) -> list[Job]:
+        """Return the jobs; while their directories cannot be read, those of then."""
+        try:
+            self._known = self.jobs.all()
+        except StrandlineError as error:
+            say(f"strandline: WARNING: jobs may be missing: {error.message}")
+        return self._known
 
     def _figures(self, job: Job, spans: bool) -> Figures:
         now_ms, known = int(time.time() * 1000), job.driver or job.record
@@ -131,7 +141,9 @@ class Machine:
         version = job.driver.engine if job.driver else job.record.engine if job.record else ""
         status = recent = None
         state: JobState = "no answer"
-        if job.driver is not None:
+        if job.driver is not None and version != VERSION:
+            state = "other version"
+        elif job.driver is not None:
             try:
                 status = call(job.driver, STATUS, NoArguments(), silence_s=_TIMEOUT_S, timeout_s=_TIMEOUT_S)
                 if spans:
