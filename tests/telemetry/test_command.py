@@ -104,7 +104,11 @@ def test_it_prints_the_table_of_the_documentation(strandline: Command) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
-    [(("--every", "0s"), "expected more than 0"), (("--host", "127.0.0.1", "--port", "{port}"), "give another port")],
+    [
+        (("--every", "0s"), "expected more than 0"),
+        (("--otlp", "localhost:4318"), "expected the address of a server"),
+        (("--host", "127.0.0.1", "--port", "{port}"), "give another port"),
+    ],
 )
 def test_mistakes_are_told(strandline: Command, local_dir: Path, arguments: tuple[str, ...], told: str) -> None:
     with collecting() as other:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from strandline.api.telemetry import Telemetry
 from strandline.cli.output import say
 from strandline.cli.stores import LocalDir, StorageOptions, parse_options, root_of
 from strandline.control.client import call
 from strandline.control.commands import RECENT, STATUS, NoArguments
 from strandline.control.journal import ENDED
 from strandline.core.errors import ConfigurationError, StrandlineError
-from strandline.core.settings import parse_duration_ms
+from strandline.core.failure import without_credentials
 from strandline.core.version import VERSION
 from strandline.telemetry.figures import MOST_PARTITIONS, Figures, JobState
 
@@ -75,9 +76,7 @@ def metrics(
     if names:
         print(as_markdown(), end="")
         return
-    interval_s = parse_duration_ms(every, "--every") / 1000
-    if not interval_s:
-        raise ConfigurationError(f"--every is {every!r}, expected more than 0", hint="write it like --every 15s")
+    interval_s = Telemetry(otlp=otlp, every=every).interval_s
     jobs = Jobs(root_of(local_dir), tuple(what or ()), parse_options(option))
     # A directory that is not there is an error now, and not in Prometheus.
     jobs.all()
@@ -100,9 +99,9 @@ def metrics(
         print(server.address, flush=True)
         collector = Collector(otlp, int(time.time() * 1000)) if otlp is not None else None
         to = ""
-        if collector is not None:
+        if collector is not None and otlp is not None:
             cleanup.callback(collector.close)
-            to = f", and sent to {otlp} every {interval_s:g} s"
+            to = f", and sent to {without_credentials(otlp)} every {interval_s:g} s"
         say(f"strandline: metrics are at this address{to} until Ctrl-C")
         while True:
             time.sleep(interval_s)
