@@ -9,14 +9,18 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from strandline.cli.metrics import Machine
 from strandline.control import journal
 from strandline.control.journal import JournalEntry
 from strandline.control.status import State
+from strandline.core.errors import UnavailableError
 from strandline.keeper.paths import Places
 from strandline.telemetry.metrics import as_markdown
+from strandline.ui.jobs import Jobs
 from tests.cli.conftest import Command, environment
 from tests.control.fake import FakeRun
 from tests.control.serving import Serve
@@ -62,6 +66,32 @@ def test_it_has_the_jobs_that_run_and_those_that_do_not(strandline: Command, ser
     assert {labels["job"] for _, labels in named.series} == {"alerts", "old"}
 
 
+def test_a_driver_of_another_version_is_told_apart_from_one_that_hangs(
+    strandline: Command, serve: Serve, local_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(FakeRun())
+    monkeypatch.setattr("strandline.cli.metrics.VERSION", "0.0.0-other")
+    scrape = Scrape(strandline("metrics", "--once", "--local-dir", local_dir).stdout)
+    assert scrape("strandline_job_state", state="other version") == 1
+    assert scrape("strandline_up") == 0
+
+
+def test_storage_that_is_away_hides_no_job_that_is_known(
+    serve: Serve, local_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve(FakeRun())
+    machine = Machine(Jobs(local_dir))
+    assert len(machine.read()) == 1
+
+    def fail() -> list[Any]:
+        raise UnavailableError("s3://bucket: no answer")
+
+    monkeypatch.setattr(machine.jobs, "all", fail)
+    (figures,) = machine.read(spans=True)
+    assert (figures.state, figures.recent is not None) == ("running", True)
+    assert "jobs may be missing: s3://bucket: no answer" in capsys.readouterr().err
+
+
 def test_the_partitions_of_large_jobs_are_summed_up(strandline: Command, serve: Serve, local_dir: Path) -> None:
     serve(FakeRun())
     scrape = Scrape(strandline("metrics", "--once", "--partitions", "1", "--local-dir", local_dir).stdout)
@@ -74,7 +104,11 @@ def test_it_prints_the_table_of_the_documentation(strandline: Command) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
-    [(("--every", "0s"), "expected more than 0"), (("--host", "127.0.0.1", "--port", "{port}"), "give another port")],
+    [
+        (("--every", "0s"), "expected more than 0"),
+        (("--otlp", "localhost:4318"), "expected the address of a server"),
+        (("--host", "127.0.0.1", "--port", "{port}"), "give another port"),
+    ],
 )
 def test_mistakes_are_told(strandline: Command, local_dir: Path, arguments: tuple[str, ...], told: str) -> None:
     with collecting() as other:

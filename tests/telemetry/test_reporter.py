@@ -135,13 +135,16 @@ def test_without_its_packages_it_says_what_to_install(package: str, monkeypatch:
         ({"otlp": 4318}, "expected the address of a collector"),
         ({"lineage": "ftp://here/x"}, "expected the address of a server"),
         ({"lineage": 7}, "expected a file or a server"),
+        ({"lineage": "http://ann:secret@here/"}, "the address of lineage has a user or password"),
+        ({"otlp": "ftp://ann:secret@here/"}, r"ftp://\*\*\*@here/"),
         ({"every": "0s"}, "expected more than 0"),
         ({"every": 5}, "expected a duration with its unit"),
     ],
 )
 def test_mistakes_are_told(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=told) as caught:
         sl.Telemetry(**options)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from strandline.core.errors import ConfigurationError
+from strandline.core.failure import without_credentials
 from strandline.core.settings import Duration, parse_duration_ms
 
 _LOOPBACK = "127.0.0.1"
@@ -26,9 +27,9 @@ class Telemetry:
     """
 
     prometheus: int | str | None = None
-    otlp: str | None = None
+    otlp: str | None = field(default=None, repr=False)
     every: Duration = "15s"
-    lineage: str | Path | None = None
+    lineage: str | Path | None = field(default=None, repr=False)
     namespace: str = "strandline"
 
     def __post_init__(self) -> None:
@@ -37,11 +38,16 @@ class Telemetry:
         for what, url in (("otlp", self.otlp), ("lineage", self.lineage)):
             if isinstance(url, str) and (what == "otlp" or "://" in url) and not _is_http(url):
                 raise ConfigurationError(
-                    f"telemetry: {what} is {url!r}, expected the address of a server",
+                    f"telemetry: {what} is {without_credentials(url)!r}, expected the address of a server",
                     hint=f'write it like {what}="http://localhost:{4318 if what == "otlp" else 5000}"',
                 )
         if self.otlp is not None and not isinstance(self.otlp, str):
             raise ConfigurationError(f"telemetry: otlp is {self.otlp!r:.200}, expected the address of a collector")
+        if isinstance(self.lineage, str) and "://" in self.lineage and "@" in urlsplit(self.lineage).netloc:
+            raise ConfigurationError(
+                "telemetry: the address of lineage has a user or password",
+                hint="leave them out: a server gets the key in the environment variable OPENLINEAGE_API_KEY",
+            )
         if self.lineage is not None and not isinstance(self.lineage, str | Path):
             raise ConfigurationError(f"telemetry: lineage is {self.lineage!r:.200}, expected a file or a server")
         if not self.interval_s:

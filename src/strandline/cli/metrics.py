@@ -5,18 +5,20 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from strandline.api.telemetry import Telemetry
 from strandline.cli.output import say
 from strandline.cli.stores import LocalDir, StorageOptions, parse_options, root_of
 from strandline.control.client import call
 from strandline.control.commands import RECENT, STATUS, NoArguments
 from strandline.control.journal import ENDED
 from strandline.core.errors import ConfigurationError, StrandlineError
-from strandline.core.settings import parse_duration_ms
+from strandline.core.failure import without_credentials
+from strandline.core.version import VERSION
 from strandline.telemetry.figures import MOST_PARTITIONS, Figures, JobState
 
 if TYPE_CHECKING:
@@ -74,9 +76,7 @@ def metrics(
     if names:
         print(as_markdown(), end="")
         return
-    interval_s = parse_duration_ms(every, "--every") / 1000
-    if not interval_s:
-        raise ConfigurationError(f"--every is {every!r}, expected more than 0", hint="write it like --every 15s")
+    interval_s = Telemetry(otlp=otlp, every=every).interval_s
     jobs = Jobs(root_of(local_dir), tuple(what or ()), parse_options(option))
     # A directory that is not there is an error now, and not in Prometheus.
     jobs.all()
@@ -99,9 +99,9 @@ def metrics(
         print(server.address, flush=True)
         collector = Collector(otlp, int(time.time() * 1000)) if otlp is not None else None
         to = ""
-        if collector is not None:
+        if collector is not None and otlp is not None:
             cleanup.callback(collector.close)
-            to = f", and sent to {otlp} every {interval_s:g} s"
+            to = f", and sent to {without_credentials(otlp)} every {interval_s:g} s"
         say(f"strandline: metrics are at this address{to} until Ctrl-C")
         while True:
             time.sleep(interval_s)
@@ -115,13 +115,22 @@ class Machine:
 
     jobs: Jobs
     most_partitions: int = MOST_PARTITIONS
+    _known: list[Job] = field(default_factory=list, init=False)
 
     def read(self, *, spans: bool = False) -> list[Figures]:
         """Return the figures of all jobs; with `spans`, with their recent past."""
         now_ms = int(time.time() * 1000)
-        jobs = [job for job in self.jobs.all() if self.jobs.wanted or not _is_long_over(job, now_ms)]
+        jobs = [job for job in self._all() if self.jobs.wanted or not _is_long_over(job, now_ms)]
         with ThreadPoolExecutor(_THREADS, "strandline-metrics") as pool:
             return list(pool.map(lambda job: self._figures(job, spans), jobs))
+
+    def _all(self) -> list[Job]:
+        """Return the jobs; while their directories cannot be read, those of then."""
+        try:
+            self._known = self.jobs.all()
+        except StrandlineError as error:
+            say(f"strandline: WARNING: jobs may be missing: {error.message}")
+        return self._known
 
     def _figures(self, job: Job, spans: bool) -> Figures:
         now_ms, known = int(time.time() * 1000), job.driver or job.record
@@ -131,7 +140,9 @@ class Machine:
         version = job.driver.engine if job.driver else job.record.engine if job.record else ""
         status = recent = None
         state: JobState = "no answer"
-        if job.driver is not None:
+        if job.driver is not None and version != VERSION:
+            state = "other version"
+        elif job.driver is not None:
             try:
                 status = call(job.driver, STATUS, NoArguments(), silence_s=_TIMEOUT_S, timeout_s=_TIMEOUT_S)
                 if spans:

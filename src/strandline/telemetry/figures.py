@@ -12,8 +12,9 @@ from strandline.control.status import KeeperStatus, State, Status
 
 MOST_PARTITIONS = 200
 """By default, for how many partitions a job has metrics of each; of a larger job, of each operator."""
-JobState = Literal[State, "killed", "no answer"]
-JOB_STATES: tuple[str, ...] = (*get_args(State), "killed", "no answer")
+JobState = Literal[State, "killed", "no answer", "other version"]
+"""The last: its driver is of another version of Strandline, so that it cannot be asked for its status."""
+JOB_STATES: tuple[str, ...] = (*get_args(State), "killed", "no answer", "other version")
 ALL = "all"
 """The label `partition` of an operator whose partitions are summed up."""
 

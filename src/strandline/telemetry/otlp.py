@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
+from strandline.core.failure import without_credentials
 from strandline.core.version import VERSION
 from strandline.telemetry.figures import Figures
 from strandline.telemetry.metrics import Metric, Sample, samples
@@ -38,9 +39,10 @@ class Collector:
 
     def __init__(self, url: str, since_ms: int) -> None:
         """Make spans only of what ends after `since_ms`."""
-        self._url, self._since_ms = url.rstrip("/"), since_ms
-        self._metrics = OTLPMetricExporter(f"{self._url}/v1/metrics", timeout=_TIMEOUT_S)
-        self._spans = OTLPSpanExporter(f"{self._url}/v1/traces", timeout=_TIMEOUT_S)
+        base = url.rstrip("/")
+        self._place, self._since_ms = without_credentials(base), since_ms
+        self._metrics = OTLPMetricExporter(f"{base}/v1/metrics", timeout=_TIMEOUT_S)
+        self._spans = OTLPSpanExporter(f"{base}/v1/traces", timeout=_TIMEOUT_S)
         self._makers: dict[tuple[str, str], SpanMaker] = {}
         self._accepts = True
 
@@ -56,10 +58,10 @@ class Collector:
             if spans:
                 accepted &= self._spans.export(spans) is SpanExportResult.SUCCESS
         except Exception as error:
-            log.debug("the collector at %s: %s", self._url, error)
+            log.debug("the collector at %s: %s", self._place, type(error).__name__)
             accepted = False
         if self._accepts and not accepted:
-            log.warning("the collector at %s does not take metrics and spans; jobs go on without it", self._url)
+            log.warning("the collector at %s does not take metrics and spans; jobs go on without it", self._place)
         self._accepts = accepted
         return accepted
 
