@@ -79,6 +79,28 @@ def test_a_replay_is_rescaled_where_the_job_was(spark: Any, tmp_path: Path, loca
     ]
 
 
+def test_the_history_of_built_in_operators_has_the_events(spark: Any, tmp_path: Path, local_dir: Path) -> None:
+    """Of an aggregation, whose rows Spark makes accumulators of, and of a join behind functions."""
+
+    def program() -> sl.Job:
+        cards = sl.stream(read(spark, tmp_path, SCHEMA)).watermark("at").key_by("card")
+        sums = cards.agg(amount=sl.agg.sum("amount"), uid="sums")
+        added = cards.process(Total(), "card string, total bigint", uid="totals")
+        both = added.key_by("card").join(cards, within=("0s", "0s"), uid="both", prefixes=("", "paid_"))
+        return job_of(tmp_path, local_dir, sums.to(sl.sinks.noop()), both.to(sl.sinks.noop()))
+
+    run = program().start(spark)
+    for number in range(2):
+        write(tmp_path / "in", f"{number}.json", rows(number))
+        run.process_all_available()
+    run.stop(checkpoint=True)
+    recorded = find_recorded(jobdir_of(program()), "start", None, {})
+    changes = [change for change in history_of(program(), recorded, "sums", "c3") if change.event]
+    assert [[event["amount"] for event in change.event] for change in changes] == [[3, 8, 13, 18], [4, 9, 14, 19]]
+    changes = list(history_of(program(), recorded, "both", "c3"))
+    assert [len(change.event) for change in changes] == [8, 8, 0], "four of each side, and rows without partners go"
+
+
 def _lefts() -> list[int]:
     """What c3 has still to get after each of its payments."""
     amounts = [row["amount"] for number in range(5) for row in rows(number) if row["card"] == "c3"]

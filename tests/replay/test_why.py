@@ -118,6 +118,7 @@ def test_results_of_built_in_operators(job: sl.Job) -> None:
     found = explain(job, "tens", "card = 'a'")
     assert (found.row["amount"], found.operator, found.key, found.call) == (4, "tens", "a", None)
     assert [len(each.after["results"]) for each in found.history] == [1, 1, 0]
+    assert [[event["amount"] for event in each.event] for each in found.history] == [[1], [3], []]
     found = explain(job, "unnamed", "amount = 4")
     assert found.why_not == "the row has no column card, a key of 'tens'"
 

@@ -241,8 +241,8 @@ def history(
 
 def _print_change(change: Change) -> None:
     print(f"epoch {change.epoch}, {_time(change.now_us)}, {change.call}")
-    if change.event is not None:
-        print(f"  by    {change.event!r}")
+    for event in change.event if change.call == "epoch" else [change.event]:
+        print(f"  by    {event!r}")
     print(f"  from  {change.before!r}")
     print(f"  to    {change.after!r}")
     for row in change.rows:

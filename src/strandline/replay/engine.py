@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -36,6 +36,8 @@ class EpochOutput:
     record: EpochRecord
     operators: Mapping[str, Rows]
     sinks: Mapping[str, pa.RecordBatch]
+    nodes: Mapping[Node, Rows]
+    """The rows of all nodes that are known here: not of those that Spark computes on the way to others."""
 
 
 @dataclass
@@ -52,6 +54,8 @@ class ReplayRun:
     """Data that functions keep outside of their states."""
     follows: bool = True
     """Whether it is rescaled where the job was."""
+    also: Collection[Node] = ()
+    """Nodes whose rows are wanted, beside those that are needed."""
 
     def __post_init__(self) -> None:
         self._sinks = {name: node for name, _, node in self.plan.sinks}
@@ -65,7 +69,7 @@ class ReplayRun:
             raise
 
     def _open(self, operators: Sequence[Operator], restoring: Restoring, epoch: Epoch) -> None:
-        self.operators, self.steps = operators, Steps(self.plan, operators)
+        self.operators, self.steps = operators, Steps(self.plan, operators, self.also)
         hooks = Hooks(self.loaded, restoring, self.findings.append)
         for number, operator in enumerate(operators):
             directory = self._scratch.path / f"{epoch}-{number}"
@@ -98,7 +102,7 @@ class ReplayRun:
             results[node] = self._evaluate(node, [results[parent] for parent in node.parents], record, times)
         visible = {name: _visible(node, results[node]) for name, node in self._sinks.items()}
         by_uid = {node.uid: rows for node, rows in results.items() if isinstance(node, OperatorNode)}
-        return EpochOutput(record, by_uid, visible)
+        return EpochOutput(record, by_uid, visible, results)
 
     def _evaluate(self, node: Node, parents: Sequence[Rows], record: EpochRecord, times: EpochTimes) -> Rows:
         match node:

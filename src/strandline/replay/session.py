@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -106,6 +106,8 @@ class Replay:
     """The rows; None: the job's sources."""
     key: str = ""
     """The only key whose rows run; no state is compared then, since that of other keys stays as it was."""
+    also: Callable[[Sequence[Operator]], Collection[Node]] = lambda operators: ()
+    """Returns the nodes whose rows are wanted in an epoch's output, beside those that are needed."""
     findings: list[Finding] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -125,7 +127,8 @@ class Replay:
 
     def _open(self, loaded: Callable[..., None] = lambda *_: None) -> ReplayRun:
         run = ReplayRun(
-            self.job._plan, self.operators, self.recorded.origin, self.job.settings.backend, loaded
+            self.job._plan, self.operators, self.recorded.origin, self.job.settings.backend, loaded,
+            also=self.also(self.operators),
         )  # fmt: skip
         self._close.callback(run.close)
         return run

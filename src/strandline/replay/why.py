@@ -23,7 +23,7 @@ from strandline.plan.graph import Node, operators_above
 from strandline.plan.pipeline import Operator
 from strandline.replay.breaks import Breaks, Call
 from strandline.replay.engine import EpochOutput
-from strandline.replay.history import Change, changes_by_call, changes_by_epoch, has_calls
+from strandline.replay.history import Change, changes_by_call, changes_by_epoch, event_nodes, has_calls
 from strandline.replay.recorded import START, Recorded, find_recorded
 from strandline.replay.session import Replay
 from strandline.spark.base.ddl import first_line, schema_of
@@ -218,10 +218,10 @@ def _history_of(job: Job, recorded: Recorded, explanation: Explanation) -> Itera
     """Yield the calls of the key, or the changes of its results, up to the epoch and the call that gave the row."""
     epochs = [record for record in recorded.epochs if record.epoch <= explanation.epoch]
     some, breaks = replace(recorded, epochs=epochs), Breaks(None)
-    with Replay(job, some, breaks) as replay:
+    with Replay(job, some, breaks, also=event_nodes) as replay:
         operator = next(each for each in replay.operators if each.uid == explanation.operator)
         if explanation.call is None:
-            yield from changes_by_epoch(replay, explanation.operator, explanation.key)
+            yield from changes_by_epoch(replay, operator, explanation.key)
             return
         last, names = explanation.call, list(operator.declared)
         for change in changes_by_call(
