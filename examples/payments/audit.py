@@ -47,7 +47,7 @@ class Audit:
 
 
 @dataclass
-class Line:
+class AuditedJob:
     """A job, the books that it is compared with, and the newest comparison."""
 
     name: str

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import strandline as sl
-from examples.payments.audit import Audit, Line, sums
+from examples.payments.audit import Audit, AuditedJob, sums
 from examples.payments.books import Books
 from examples.payments.job import RETAINED, build
 from examples.payments.model import KINDS, Alert, Rules
@@ -81,8 +81,8 @@ class Dashboard:
     def __init__(self, home: Path, journal: Journal) -> None:
         self.home = home
         self.journal = journal
-        self.main = Line("demo", Monitor(home / "alerts"), Books(home / "payments"))
-        self.fork: Line | None = None
+        self.main = AuditedJob("demo", Monitor(home / "alerts"), Books(home / "payments"))
+        self.fork: AuditedJob | None = None
         self.doing = ""
         """What is being done now, for a button or for the demo."""
         self.passed = ""
@@ -136,10 +136,10 @@ class Dashboard:
         """Stop the jobs as they are. What a button has begun ends first, or fails."""
         self._closed.set()
         has_ended = self._acting.acquire(timeout=PATIENCE_S)
-        for line in filter(None, (self.fork, self.main)):
-            if line.run is not None:
+        for audited in filter(None, (self.fork, self.main)):
+            if audited.run is not None:
                 with suppress(sl.errors.StrandlineError):
-                    line.run.stop(timeout=15.0)
+                    audited.run.stop(timeout=15.0)
         if has_ended:
             self._acting.release()
 
@@ -177,11 +177,11 @@ class Dashboard:
             self.main.audit_due = True
             self._acting.release()
 
-    def _start(self, line: Line, job: sl.Job, **restore: Any) -> sl.Run:
+    def _start(self, audited: AuditedJob, job: sl.Job, **restore: Any) -> sl.Run:
         if self._closed.is_set():
             raise ActionError("the demo ends")
-        run = line.run = job.start(self._spark, **restore)
-        line.monitor.watch(run)
+        run = audited.run = job.start(self._spark, **restore)
+        audited.monitor.watch(run)
         return run
 
     # --- what the buttons do; each returns a sentence
@@ -302,11 +302,12 @@ class Dashboard:
         self.wait_for(lambda: self.main.books.payments >= taken["payments"], "the books")
         name = f"demo-{taken['name']}"
         folder = f"alerts-{taken['name']}"
-        line = Line(name, Monitor(self.home / folder), Books(self.home / "payments", rules), taken["payments"])
-        self._start(line, build(self._spark, self.home, name=name, alerts=folder, rules=rules), restore=taken["url"])
-        self.fork = line
+        audited = AuditedJob(name, Monitor(self.home / folder), Books(self.home / "payments", rules), taken["payments"])
+        self._start(audited, build(self._spark, self.home, name=name, alerts=folder, rules=rules), restore=taken["url"])
+        self.fork = audited
         return self._note(
-            "fork", f"job '{name}' goes on from payment {line.since:,} with {tests} tests and {deviations} deviations"
+            "fork",
+            f"job '{name}' goes on from payment {audited.since:,} with {tests} tests and {deviations} deviations",
         )
 
     def end_fork(self) -> str:
@@ -314,8 +315,9 @@ class Dashboard:
         fork = self.fork
         if fork is None or fork.run is None:
             raise ActionError("there is no fork")
-        fork.run.stop(timeout=PATIENCE_S)
+        # One that has failed is ended, too.
         self.fork = None
+        fork.run.stop(timeout=PATIENCE_S)
         return self._note("fork ends", f"job '{fork.name}' was stopped")
 
     def _take(self, kind: str) -> dict[str, Any]:
@@ -349,8 +351,8 @@ class Dashboard:
         """Sample both jobs until the end, and add a point to the charts each second."""
         due = 0.0
         while not self._closed.wait(_SAMPLE_S):
-            for line in filter(None, (self.main, self.fork)):
-                line.monitor.sample()
+            for audited in filter(None, (self.main, self.fork)):
+                audited.monitor.sample()
             if time.monotonic() >= due:
                 due = time.monotonic() + _POINT_S
                 status = self.main.monitor.status
@@ -363,11 +365,11 @@ class Dashboard:
         """Keep the books, and compare them with checkpoints."""
         while not self._closed.is_set():
             is_behind = False
-            for line in filter(None, (self.main, self.fork)):
-                if line.books.read():
+            for audited in filter(None, (self.main, self.fork)):
+                if audited.books.read():
                     is_behind = True
-                elif line.is_due():
-                    line.compare(self.home / "checkpoints", lambda: self.doing)
+                elif audited.is_due():
+                    audited.compare(self.home / "checkpoints", lambda: self.doing)
             if not is_behind:
                 self._closed.wait(0.1)
 

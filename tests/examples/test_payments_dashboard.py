@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from examples.payments.audit import Audit, Line
+from examples.payments.audit import Audit, AuditedJob
 from examples.payments.books import Books
 from examples.payments.dashboard import ActionError, Dashboard, Journal
 from examples.payments.files import write_files
@@ -210,26 +210,26 @@ def test_numbers_that_differ_are_said_to_differ(tmp_path: Path, monkeypatch: pyt
     """But not at once: rows of a checkpoint are visible a moment after it."""
     now = [100.0]
     monkeypatch.setattr("examples.payments.audit.time", SimpleNamespace(monotonic=lambda: now[0]))
-    line = Line("demo", Monitor(tmp_path), Books(tmp_path))
-    assert not line.is_due()
-    line.monitor._checkpoints = {1: figures(1)}
-    assert line.is_due()
-    line.conclude(audit(1))
-    assert line.audit is not None
-    assert line.audit.agrees
+    job = AuditedJob("demo", Monitor(tmp_path), Books(tmp_path))
+    assert not job.is_due()
+    job.monitor._checkpoints = {1: figures(1)}
+    assert job.is_due()
+    job.conclude(audit(1))
+    assert job.audit is not None
+    assert job.audit.agrees
     for number, wrong in ((2, audit(2, missing=1)), (3, audit(3, surplus=1)), (4, audit(4, cents=6))):
-        line.monitor._checkpoints[number] = figures(number)
+        job.monitor._checkpoints[number] = figures(number)
         now[0] += 11
-        assert line.is_due()
-        line.conclude(wrong)
-        assert line.audit.agrees is (number < 4)
+        assert job.is_due()
+        job.conclude(wrong)
+        assert job.audit.agrees is (number < 4)
         assert wrong.agrees is False
     now[0] += 1
-    line.monitor._checkpoints[5] = figures(5)
+    job.monitor._checkpoints[5] = figures(5)
     # What differs is looked at again with the next checkpoint.
-    assert line.is_due()
-    line.conclude(audit(5))
-    assert line.audit.agrees
+    assert job.is_due()
+    job.conclude(audit(5))
+    assert job.audit.agrees
 
 
 def test_a_thread_that_fails_is_not_overlooked(tmp_path: Path) -> None:

@@ -118,8 +118,10 @@ function Proof({ audit, title = "Do the numbers agree?" }) {
         ${audit.agrees ? "" : ` ${number(audit.missing)} alerts are missing, ${number(audit.surplus)} are too many.`}</p>
       <div class="scroll" tabindex="0" role="region" aria-label=${title}>
         <table>
-          <thead><tr><td></td><th scope="col" class="right">in state and sink</th><th scope="col" class="right">in the files</th><th scope="col">agree</th></tr></thead>
-          <tbody>${rows.map(([name, ours, theirs, agrees]) => html`<tr><th scope="row">${name}</th><td class="right">${ours}</td><td class="right">${theirs}</td><td>${agrees ? "✓ yes" : "✗ no"}</td></tr>`)}</tbody>
+          <thead><tr><td></td><th scope="col" class="right">in state and sink</th><th scope="col" class="right">in the files</th></tr></thead>
+          <tbody>${rows.map(([name, ours, theirs, agrees]) => html`<tr class=${agrees ? "" : "differs"}>
+            <th scope="row"><span aria-hidden="true">${agrees ? "✓" : "✗"}</span> ${name}<span class="unseen"> ${agrees ? "agree" : "differ"}</span></th><td class="right">${ours}</td><td class="right">${theirs}</td>
+          </tr>`)}</tbody>
         </table>
       </div>
     </section>
