@@ -11,9 +11,7 @@ import pytest
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError, NotFoundError
-from strandline.replay.recorded import Recorded
-from strandline.replay.session import jobdir_of
-from strandline.replay.why import Explanation, explain_row, oldest_recorded
+from strandline.replay.why import Explanation, explain_since_oldest
 from tests.cli.conftest import Command, strandline
 from tests.replay.programs import Total, job_of, read, totals, write
 
@@ -84,12 +82,8 @@ def job(spark: Any, tmp_path: Path, local_dir: Path) -> sl.Job:
     return silence(spark, tmp_path, local_dir)
 
 
-def recorded(job: sl.Job) -> Recorded:
-    return oldest_recorded(jobdir_of(job), {})
-
-
 def explain(job: sl.Job, sink: str, condition: str) -> Explanation:
-    found = explain_row(job, recorded(job), sink, condition)
+    found, _ = explain_since_oldest(job, {}, sink, condition)
     assert found is not None
     return found
 
@@ -124,13 +118,21 @@ def test_results_of_built_in_operators(job: sl.Job) -> None:
 
 
 def test_what_cannot_be_explained(job: sl.Job, tmp_path: Path) -> None:
-    assert explain_row(job, recorded(job), "tens", "card = 'z'") is None
+    assert explain_since_oldest(job, {}, "tens", "card = 'z'")[0] is None
     with pytest.raises(NotFoundError, match="the job has no sink 'rows'"):
         explain(job, "rows", "true")
     with pytest.raises(ConfigurationError, match="the columns are card, window_start"):
         explain(job, "tens", "color = 'a'")
     with pytest.raises(ConfigurationError, match="the condition 'card ='"):
         explain(job, "tens", "card =")
+    # Input of the first epoch is gone: epochs after the checkpoint can be run.
+    (tmp_path / "in" / "0.json").unlink()
+    found, recorded = explain_since_oldest(job, {}, "large", "card = 'c'")
+    assert found is not None
+    assert (recorded.origin.url[-5:], [each.before["last"] for each in found.history]) == ("chk-1", [4])
+    (tmp_path / "in" / "3.json").unlink()
+    with pytest.raises(ConfigurationError, match="files, and 1 of them are gone"):
+        explain(job, "large", "card = 'c'")
 
 
 def test_the_command(spark: Any, strandline: Command, tmp_path: Path, local_dir: Path) -> None:

@@ -213,3 +213,30 @@ def test_a_checkpoint_that_its_job_deletes_meanwhile(tmp_path: Path) -> None:
             file.unlink()
     with pytest.raises(NotFoundError, match="the snapshot was deleted while it was read"):
         Harness(Timed(), schema=EVENTS, key="k", output=ANSWERS, uid="op", stored=stored)
+
+
+def test_rules_and_two_streams_go_on_with_another_parallelism(tmp_path: Path) -> None:
+    class Check(sl.KeyedBroadcastProcess):
+        limits = sl.Broadcast("string", "int")
+        seen = sl.List("int")
+
+        def on_broadcast(self, rule: Any, ctx: Any) -> None:
+            self.limits[rule.currency] = rule.limit
+
+        def on_event(self, order: Any, ctx: Any) -> Any:
+            self.seen.append(order.amount)
+            if order.amount > self.limits[order.currency]:
+                yield ctx.key, list(self.seen)
+
+    streams: dict[str, Any] = {
+        "schema": "customer string, currency string, amount int", "key": "customer", "uid": "check",
+        "output": "customer string, amounts array<int>", "right": "currency string, limit int",
+    }  # fmt: skip
+    with Harness(Check(), **streams, parallelism=2, backend="rocksdb") as h:
+        h.push_right(("EUR", 10))
+        h.push(("ann", "EUR", 5), ("bob", "EUR", 7), ("eve", "EUR", 9))
+        path = saved(tmp_path / "rules", h)
+    for parallelism in (None, 1, 3):
+        with from_snapshot(path, Check(), **streams, parallelism=parallelism) as h:
+            assert h.broadcast_state() == {"limits": {"EUR": 10}}
+            assert sorted(h.push(("ann", "EUR", 11), ("eve", "EUR", 12))) == [("ann", [5, 11]), ("eve", [9, 12])]

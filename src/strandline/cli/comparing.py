@@ -37,7 +37,9 @@ Epochs = Annotated[
 ]
 Dropped = Annotated[
     list[str] | None,
-    typer.Option("--drop", metavar="UID[.NAME]", show_default=False, help="Stored state that may be lost; repeated."),
+    typer.Option(
+        "--drop", metavar="UID[.NAME]", show_default=False, help="Stored state that the new program may lose; repeated."
+    ),
 ]
 BeginFromNow = Annotated[
     list[str] | None,

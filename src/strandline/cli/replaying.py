@@ -260,7 +260,7 @@ def why(
             "--from",
             metavar="SNAPSHOT",
             show_default=False,
-            help="Where the replay begins, as of `replay`. By default as early as the epochs are recorded.",
+            help="Where the replay begins, as of `replay`. By default as early as epochs can be run again.",
         ),
     ] = "",
     to: To = None,
@@ -273,14 +273,15 @@ def why(
     The recorded epochs run again, and the first row for which CONDITION is true is explained, as in `strandline why
     app.py rows "card = 'c1' and total > 100"`. Exit code 1 if no recorded epoch gives such a row.
     """
-    from strandline.replay.session import jobdir_of
-    from strandline.replay.why import explain_row, oldest_recorded
+    from strandline.replay.why import explain_row, explain_since_oldest
 
     chosen = job_of(program, args or [], job)
-    options = dict(chosen.checkpoints.storage_options)
-    oldest = not start and to is None
-    recorded = oldest_recorded(jobdir_of(chosen), options) if oldest else _recorded(chosen, start, to)
-    explanation = explain_row(chosen, recorded, sink, condition)
+    if start or to is not None:
+        recorded = _recorded(chosen, start, to)
+        explanation = explain_row(chosen, recorded, sink, condition)
+    else:
+        options = dict(chosen.checkpoints.storage_options)
+        explanation, recorded = explain_since_oldest(chosen, options, sink, condition)
     if explanation is None:
         first, last = recorded.epochs[0], recorded.epochs[-1]
         say(
@@ -289,8 +290,8 @@ def why(
         )
         if recorded.origin.manifest is not None:
             say(
-                "  an older row cannot be explained: the epochs before are not recorded, or no checkpoint before them "
-                "is left; Checkpoints(retain=…) keeps more"
+                "  an older row cannot be explained: the epochs before are not recorded, their input is gone, or no "
+                "checkpoint before them is left; Checkpoints(retain=…) keeps more"
             )
         raise typer.Exit(1)
     if json:

@@ -15,8 +15,7 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import SparkSession
 
 from strandline.checkpoint.catalog import read_catalog
-from strandline.checkpoint.jobdir import JobDirectory
-from strandline.core.errors import ConfigurationError, NotFoundError, UserCodeError
+from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError, UserCodeError
 from strandline.format.epochs import EpochRecord
 from strandline.plan.columns import quoted
 from strandline.plan.graph import Node, operators_above
@@ -25,7 +24,7 @@ from strandline.replay.breaks import Breaks, Call
 from strandline.replay.engine import EpochOutput
 from strandline.replay.history import Change, changes_by_call, changes_by_epoch, event_nodes, has_calls
 from strandline.replay.recorded import START, Recorded, find_recorded
-from strandline.replay.session import Replay
+from strandline.replay.session import Replay, jobdir_of
 from strandline.spark.base.ddl import first_line, schema_of
 from strandline.spark.base.empty import no_rows
 from strandline.spark.base.quiet import suppress_error_logs
@@ -58,15 +57,29 @@ class Explanation:
     """The calls of the key up to that one, or the changes of a built-in operator's results."""
 
 
-def oldest_recorded(jobdir: JobDirectory, options: Mapping[str, str]) -> Recorded:
-    """Return the most epochs of a job that can be replayed; raise ConfigurationError if there are none."""
-    starts = [START, *map(str, sorted(read_catalog(jobdir).live))]
-    for start in starts[:-1]:
+def explain_since_oldest(
+    job: Job, options: Mapping[str, str], sink: str, condition: str
+) -> tuple[Explanation | None, Recorded]:
+    """Explain a row as `explain_row` does, with as many epochs as are recorded and can be read again; return them, too.
+
+    Raises ConfigurationError if there are none.
+    """
+    _Matching.of(job, sink, condition)
+    jobdir = jobdir_of(job)
+    unread: StrandlineError | None = None
+    for start in [START, *map(str, sorted(read_catalog(jobdir).live))]:
         try:
-            return find_recorded(jobdir, start, None, options)
-        except (ConfigurationError, NotFoundError):
+            recorded = find_recorded(jobdir, start, None, options)
+        except (ConfigurationError, NotFoundError) as error:
+            unread = unread or error
             continue
-    return find_recorded(jobdir, starts[-1], None, options)
+        try:
+            return explain_row(job, recorded, sink, condition), recorded
+        except ConfigurationError as error:
+            # Input of the first epochs may be gone.
+            unread = error
+    assert unread is not None
+    raise unread
 
 
 def explain_row(job: Job, recorded: Recorded, sink: str, condition: str) -> Explanation | None:
@@ -83,11 +96,7 @@ def explain_row(job: Job, recorded: Recorded, sink: str, condition: str) -> Expl
 
 
 def _find(job: Job, recorded: Recorded, sink: str, condition: str) -> Explanation | None:
-    node = next((node for name, _, node in job._plan.sinks if name == sink), None)
-    if node is None:
-        names = ", ".join(name for name, _, _ in job._plan.sinks)
-        raise NotFoundError(f"the job has no sink '{sink}'", hint=f"its sinks are {names}")
-    matching = _Matching(job._plan.sources.session, node, condition)
+    matching = _Matching.of(job, sink, condition)
     breaks, calls = Breaks(None), list[Call]()
 
     def note(call: Call, view: Any) -> None:
@@ -108,7 +117,7 @@ def _find(job: Job, recorded: Recorded, sink: str, condition: str) -> Explanatio
             if rows_found and explanation is None:
                 explanation = Explanation(sink, rows_found[0], record.epoch, record.now_us, record.watermark_us, 0)
                 tracing = _Tracing(replay, breaks, record, rows, explanation, list(calls))
-                explanation = tracing.trace(operators_above(node))
+                explanation = tracing.trace(operators_above(matching.node))
                 replay.run_once(record, rows)
             replay.run.commit()
     return None if explanation is None else replace(explanation, matches=matches)
@@ -117,7 +126,17 @@ def _find(job: Job, recorded: Recorded, sink: str, condition: str) -> Explanatio
 class _Matching:
     """Finds the rows of a sink that a condition is true for."""
 
+    @classmethod
+    def of(cls, job: Job, sink: str, condition: str) -> _Matching:
+        """Raise NotFoundError for an unknown sink, and ConfigurationError for a condition that Spark refuses."""
+        node = next((node for name, _, node in job._plan.sinks if name == sink), None)
+        if node is None:
+            names = ", ".join(name for name, _, _ in job._plan.sinks)
+            raise NotFoundError(f"the job has no sink '{sink}'", hint=f"its sinks are {names}")
+        return cls(job._plan.sources.session, node, condition)
+
     def __init__(self, session: SparkSession, node: Node, condition: str) -> None:
+        self.node = node
         self._session = clone_session(session)
         columns = [*node.columns.types, (AT, "bigint")]
         self._schema = schema_of(", ".join(f"{quoted(name)} {ddl}" for name, ddl in columns))
