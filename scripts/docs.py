@@ -78,7 +78,7 @@ def stage(staged: Path) -> list[Any]:
     return [
         "README.md", "docs/README.md",
         {"Programs": pages(*_PROGRAMS)}, {"State": pages(*_STATE)}, {"Sources and sinks": pages(*_ENDS)},
-        {"Running": pages("operations", "ui", "demo", "replay", "clusters")},
+        {"Running": pages("operations", "ui", "metrics", "demo", "replay", "clusters")},
         {"Examples": all_of("examples", examples)},
         {"Reference": [f"reference/{name}" for name in reference.pages()]},
         {"Inside": [

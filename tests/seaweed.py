@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -93,6 +94,8 @@ def _start(program: Path) -> Seaweed:
                 *listening, "-filer", "-s3", f"-s3.config={directory}/s3.json", "-s3.port.iceberg=0",
                 "-s3.port.lance=0", "-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=32",
             ],
+            # It takes options from variables of their names, such as MASTER, which Spark's programs have.
+            env={name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=end_with_parent,
         )  # fmt: skip
     server = Seaweed(process, directory, ports)

@@ -12,7 +12,7 @@ import strandline
 PUBLIC = [
     "Aggregating", "BatchContext", "Broadcast", "Changelog", "Checkpoints", "Context", "Continuous", "Early", "FollowExecutors", "Global", "Job",
     "KeyedBatchProcess", "KeyedBroadcastProcess", "KeyedCoProcess", "KeyedProcess", "KeyedStream", "List", "Map", "OnError",
-    "OperatorOptions", "Reducing", "Restart", "Retry", "Run", "Session", "Settings", "Sliding", "Status", "Stream", "TTL", "Table", "Timer", "Tumbling",
+    "OperatorOptions", "Reducing", "Restart", "Retry", "Run", "Session", "Settings", "Sliding", "Status", "Stream", "TTL", "Table", "Telemetry", "Timer", "Tumbling",
     "Value", "View", "Window", "WindowedStream", "agg", "errors", "files_source", "kafka", "session", "sinks", "spark_settings", "sql", "state", "stream",
     "table", "uid",
 ]  # fmt: skip

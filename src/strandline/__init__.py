@@ -16,6 +16,7 @@ from strandline.api.options import OperatorOptions
 from strandline.api.process import BatchContext, Context, KeyedBatchProcess, KeyedProcess, Timer
 from strandline.api.retries import Retry
 from strandline.api.states import TTL, Aggregating, List, Map, Reducing, Value
+from strandline.api.telemetry import Telemetry
 from strandline.api.uids import uid
 from strandline.api.windows import Early, Global, Session, Sliding, Tumbling, Window
 from strandline.core import errors
@@ -69,6 +70,7 @@ __all__ = [  # noqa: RUF022
     "Stream",
     "TTL",
     "Table",
+    "Telemetry",
     "Timer",
     "Tumbling",
     "Value",

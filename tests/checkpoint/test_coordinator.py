@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -199,6 +200,21 @@ def test_time_out_names_what_is_missing_and_deletes_uploads(run: Run, clock: Man
     assert stored(run.jobdir) == before
     run.checkpoint()
     restorable(run)
+
+
+def test_checkpoints_that_have_ended_are_taken_once_and_what_completed_ones_took_adds_up(run: Run) -> None:
+    assert run.coordinator.take_ended() == []
+    run.checkpoint()
+    failing = run.trigger()
+    assert failing is not None
+    run.coordinator.fail(failing, "no space")
+    with suppress(CheckpointError):
+        run.coordinator.advance()
+    ended = run.coordinator.take_ended()
+    assert [(each.status, each.failure != "") for each in ended] == [("completed", False), ("failed", True)]
+    assert run.coordinator.take_ended() == []
+    assert run.coordinator.effort == (ended[0].end_to_end_ms, ended[0].uploaded_bytes)
+    assert ended[0].uploaded_bytes > 0
 
 
 def test_a_failing_partition_fails_the_checkpoint(run: Run) -> None:

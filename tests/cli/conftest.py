@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from typer.testing import CliRunner
@@ -38,10 +40,11 @@ Command = Callable[..., Outcome]
 
 @pytest.fixture
 def strandline() -> Command:
-    """The command, inside this process."""
+    """The command, inside this process, which keeps its own environment, arguments and path."""
 
     def run(*args: object) -> Outcome:
-        result = CliRunner().invoke(app, [str(arg) for arg in args], prog_name="strandline")
+        with patch.dict(os.environ), patch.object(sys, "argv", sys.argv), patch.object(sys, "path", sys.path.copy()):
+            result = CliRunner().invoke(app, [str(arg) for arg in args], prog_name="strandline")
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         return Outcome(result.exit_code, result.stdout, result.stderr)
 

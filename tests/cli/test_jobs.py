@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from strandline.cli.output import iso_text, time_text
+from strandline.cli.output import iso_text
 from strandline.cli.progress import _amount
 from strandline.control import journal, server
 from strandline.control.wire import ProgressMessage
+from strandline.core.texts import time_text
 from strandline.keeper.paths import Places
 from tests.cli.conftest import Command, environment
 from tests.cli.terminal import check_width, on_terminal
@@ -75,6 +76,38 @@ def test_keys_are_looked_up_and_shown_as_json(serve: Serve, local_dir: Path, str
         refused = strandline("lookup", "alerts", *keys, "--local-dir", local_dir)
         assert (refused.code, refused.stdout) == (1, "")
         assert refused.stderr.startswith(said), refused.stderr
+
+
+def test_a_profile_is_shown_by_operator_and_function(
+    serve: Serve, local_dir: Path, strandline: Command, tmp_path: Path
+) -> None:
+    run = FakeRun()
+    serve(run)
+    asked = ("profile", "alerts", "--local-dir", local_dir, "--seconds", 2)
+    shown = strandline(*asked)
+    assert run.asked == [("profile", 2.0)]
+    assert shown.stderr.splitlines() == [
+        "detect: at work 25% of the time (100% of it in the program's functions), waiting for rows 20%, idle 55%",
+        "top: at work 50% of the time (0% of it in the program's functions), waiting for rows 0%, idle 50%",
+    ]
+    rows = [line.split() for line in shown.stdout.splitlines() if "app." in line]
+    assert rows == [
+        ["app.score", "75%", "75%"], ["app.on_event", "25%", "100%"], ["app.rank", "100%", "100%"],
+        ["app.on_event", "0%", "100%"],
+    ]  # fmt: skip
+    (only,) = strandline(*asked, "--operator", "top", "--json").json
+    assert only["functions"][0] == {"function": "app.rank", "itself": 100, "total": 100}
+    folded, speedscope = tmp_path / "a.folded", tmp_path / "a.json"
+    assert strandline(*asked, "--output", folded).stdout == ""
+    assert "top;app.on_event;app.rank 100\n" in folded.read_text()
+    strandline(*asked, "--output", speedscope)
+    assert [each["name"] for each in json.loads(speedscope.read_text())["profiles"]] == ["detect", "top"]
+    for more, said in {
+        ("--operator", "tap"): "error: job 'fraud' has no operator 'tap'\n  next step: its operators are detect, top\n",
+        ("--output", "a.svg"): "error: --output a.svg: expected a file's name that ends in .folded or .json\n",
+    }.items():
+        refused = strandline(*asked, *more)
+        assert (refused.code, refused.stdout, refused.stderr) == (1, "", said)
 
 
 def test_without_a_driver_commands_say_so(local_dir: Path, strandline: Command) -> None:

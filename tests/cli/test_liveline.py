@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from strandline.cli import liveline
-from strandline.cli.liveline import progress_text, status_line
+from strandline.cli.liveline import status_line
+from strandline.control.summary import progress_text
 from tests.cli.conftest import Command
 from tests.cli.terminal import on_terminal, screen
 from tests.control.fake import FakeRun

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from strandline.cli.logs import read_new_lines, tail
+from strandline.control.events import EventLog, StateChange
+from strandline.core.clock import SystemClock
 from strandline.core.ids import Partition
 from strandline.keeper.paths import Places
 from tests.cli.conftest import Command, environment
@@ -134,3 +136,20 @@ def test_following_shows_new_lines_and_new_logs_until_interrupted(local_dir: Pat
         assert follower.wait(30) == 0
         assert follower.stderr is not None
         assert follower.stderr.read() == b""
+
+
+def test_events_are_shown_as_the_json_that_they_are(strandline: Command, tmp_path: Path) -> None:
+    for job in ("alerts", "other"):
+        places = Places(tmp_path, "file:///ck", job)
+        places.make()
+        log = EventLog(places.event_log, job, "file:///ck", SystemClock())
+        for state in ("starting", "running", "stopped"):
+            log.write(StateChange(state=state))
+    found = strandline("logs", "alerts", "--events", "-n", 2, "--local-dir", tmp_path)
+    assert [(line["job"], line["event"], line["state"]) for line in found.json] == [
+        ("alerts", "state", "running"), ("alerts", "state", "stopped"),
+    ]  # fmt: skip
+    assert len(strandline("logs", "--events", "--local-dir", tmp_path).json) == 6
+    assert strandline("logs", "gone", "--events", "--local-dir", tmp_path).code == 1
+    wrong = strandline("logs", "alerts", "--events", "--operator", "detect", "--local-dir", tmp_path)
+    assert (wrong.code, "exclude each other" in wrong.stderr) == (2, True)

@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from strandline.cli.doctor import SUPPORTED
 from strandline.cli.main import app
-from strandline.cli.output import duration_text, moment_text, size_text, time_text
+from strandline.core.texts import duration_text, moment_text, size_text, time_text
 from tests.cli.conftest import ROOT, Command, environment
 from tests.cli.fabricate import FabricatedJob
 from tests.cli.terminal import on_terminal

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -95,6 +96,41 @@ def test_what_new_makes_shows_results_and_is_stopped_by_sigterm(
     # What its sink shows is what the checkpoints hold: of each user, every fifth visit.
     shown = [row["visits"] for row in read_json(home / "out") if row["user"] == "user-1"]
     assert shown == list(range(5, 5 * len(shown) + 1, 5))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.long
+def test_ctrl_c_while_a_job_is_run_takes_a_last_checkpoint(
+    tmp_path: Path, local_dir: Path, strandline: Command
+) -> None:
+    """As a terminal sends it: to the program, to Spark's JVM, and to all their processes that did not leave the group."""
+    home = tmp_path / "visits"
+    assert strandline("new", home).code == 0
+    app = home / "app.py"
+    app.write_text(app.read_text().replace(".start(spark).await_termination()", ".run(spark)"))
+    command = [sys.executable, "-m", "strandline.cli.main", "run", "app.py"]
+    with subprocess.Popen(
+        command, cwd=home, env=environment(TMPDIR=str(local_dir)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    ) as driver:  # fmt: skip
+        assert driver.stdout is not None
+        try:
+            seen = []
+            for line in driver.stdout:
+                seen.append(line)
+                if line.startswith("  user='user-"):
+                    break
+            os.killpg(driver.pid, signal.SIGINT)
+            seen += driver.stdout.readlines()
+            assert driver.wait(90) == 130, seen
+        finally:
+            driver.kill()
+    told = [line for line in seen if line.startswith("strandline: ")]
+    assert "strandline: job 'visits' takes a last checkpoint and stops; a second interrupt stops it at once\n" in told
+    assert "which has everything when the same command starts it" in told[-1], told
+    assert "Traceback" not in "".join(seen)
+    (root,) = local_dir.glob("strandline-*")
+    assert keepers(root) == {}
 
 
 def check_what_it_said(seen: bytes, home: Path) -> None:

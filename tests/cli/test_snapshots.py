@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from strandline.cli.output import time_text
 from strandline.control.wire import ProgressMessage
 from strandline.core.clock import SystemClock
 from strandline.core.ids import CheckpointId
+from strandline.core.texts import time_text
 from strandline.snapshot.opening.origin import rollback
 from tests.cli.conftest import Command
 from tests.cli.fabricate import WATERMARKS, FabricatedJob

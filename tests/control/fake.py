@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from strandline.checkpoint.history import CheckpointStats, Phases, SinkStats
+from strandline.control.profile import PartitionProfile, Profile
 from strandline.control.recent import EpochStats, Interruption, OperatorTime, Recent
 from strandline.control.status import (
     GraphNode,
@@ -26,6 +27,7 @@ from strandline.core.errors import CheckpointError
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.keeper.lookups import LookupResult, LookupTable, table_of
+from strandline.keeper.sampling import Samples
 from strandline.runtime.reached import OriginStatus, WatermarkStatus
 from strandline.snapshot.savepoints.progress import SavepointProgress
 from strandline.types.records import record_type
@@ -39,6 +41,19 @@ KEEPER = KeeperStatus(
     state_bytes=3 << 20, memory_bytes=64 << 20,
 )  # fmt: skip
 OTHER = replace(KEEPER, partition=1, pid=4712, all_rows_in=100, state_bytes=None, memory_bytes=None)
+PROFILE = Profile(
+    "fraud",
+    2.0,
+    [
+        PartitionProfile(
+            "detect",
+            0,
+            Samples(2.0, 200, 20, 80, ["app.on_event", "app.score", "line 7"], [0, 1], [([0, 1, 2], 75), ([0], 25)]),
+        ),
+        PartitionProfile("detect", 1, Samples(2.0, 200, 200, 0, [], [], [])),
+        PartitionProfile("top", 0, Samples(2.0, 200, 100, 0, ["app.rank", "app.on_event"], [], [([1, 0], 100)])),
+    ],
+)
 STANDBYS = [
     StandbyStatus("detect", 0, "there", 7, 5 << 20, 6 << 20, 12.5),
     StandbyStatus("detect", 1),
@@ -148,6 +163,10 @@ class FakeRun:
         looked.requests(keys, 0)
         found = [STORED.get(each) for each in keys]
         return LookupResult(looked.name, Epoch(12), found if isinstance(key, list) else found[0])
+
+    def profile(self, seconds: float = 5.0) -> Profile:
+        self.asked.append(("profile", seconds))
+        return PROFILE
 
     def stop(
         self,

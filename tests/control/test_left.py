@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from strandline.control import driverlog, journal
+from strandline.control import journal, rotated
 from strandline.control.announcements import listening, tell
 from strandline.control.driverlog import DriverLog
 from strandline.keeper.paths import Places
@@ -105,7 +105,7 @@ def test_the_log_has_what_is_told_and_warned_of(places: Places) -> None:
 
 
 def test_the_log_is_put_aside_when_it_is_long(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driverlog, "MAX_BYTES", 1000)
+    monkeypatch.setattr(rotated, "MAX_BYTES", 1000)
     log = DriverLog(places.driver_log)
     for number in range(40):
         log.note(f"line {number}")

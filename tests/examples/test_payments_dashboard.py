@@ -242,7 +242,14 @@ def test_a_thread_that_fails_is_not_overlooked(tmp_path: Path) -> None:
     dashboard.close()
 
 
-@pytest.mark.parametrize(("pid", "said"), [(os.getpid(), "is no keeper"), (2**22 + 1, "has just ended by itself")])
+@pytest.mark.parametrize(
+    ("pid", "said"),
+    # Names that are the same in each process that collects the tests.
+    [
+        pytest.param(os.getpid(), "is no keeper", id="another process"),
+        pytest.param(2**22 + 1, "has just ended by itself", id="none"),
+    ],
+)
 def test_only_keepers_are_killed(server: Server, pid: int, said: str) -> None:
     keepers = [SimpleNamespace(partition=0, pid=pid)]
     server.dashboard.main.run = SimpleNamespace(  # type: ignore[assignment]

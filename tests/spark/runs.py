@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+from strandline.control.status import Totals
 from strandline.spark.job.attempt import Attempt
 from strandline.spark.job.draining import Draining
 from strandline.spark.job.requests import Requests
@@ -27,7 +28,8 @@ def run_of(**blueprint: Any) -> Any:
     supervisor._inheriting = lambda function: function
     supervisor.desired = supervisor.begun_with = Desired()
     supervisor.state, supervisor.attempt, supervisor._starting, supervisor._error = "running", None, None, None
-    run._supervisor, run._requests = supervisor, Requests(supervisor)
+    supervisor._counting, supervisor._ended_totals, supervisor.attempt_ms = threading.Lock(), Totals(), 0
+    run._supervisor, run._requests, run._telemetry = supervisor, Requests(supervisor), None
     return run
 
 
@@ -54,7 +56,7 @@ def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = Fa
     query: Any = SimpleNamespace(_jsq=SimpleNamespace(status=lambda: status))
     made._watch = SourceWatch(query, 0)
     made._watch.check_logs = lambda: None
-    made.coordinator = SimpleNamespace(is_due=False, pending=None)
+    made.coordinator = SimpleNamespace(is_due=False, pending=None, take_ended=list)
     made._b = SimpleNamespace(
         settings=SimpleNamespace(keeper_lease_ms=1 << 40), checkpoints=SimpleNamespace(standbys=0), draining=Draining()
     )

@@ -230,12 +230,15 @@ def test_two_keepers_of_one_partition_are_refused(fleet: Fleet, at_once: bool) -
 
 def test_a_keeper_that_was_replaced_and_lives_on_is_not_believed(fleet: Fleet) -> None:
     answered = LookupEntries(epoch=Epoch(2), entries=[])
-    replies = {part: msgspec.msgpack.encode(LookupAnswer(keeper=f"k{part}", entries=answered)) for part in (0, 1, 2)}
+    replies = {
+        Partition(part): msgspec.msgpack.encode(LookupAnswer(keeper=f"k{part}", entries=answered)) for part in (0, 1, 2)
+    }
     for partition, keeper in ((0, "k0"), (1, "another")):
         fleet.last["op", Partition(partition)] = Ack(
             uid="op", partition=partition, epoch=2, pid=1, host="h", keeper=keeper
         )
-    assert fleet._decode_answers("op", replies) == {0: answered, 2: answered}  # type: ignore[arg-type]
+    believed = fleet._decode_answers("op", replies, LookupAnswer)
+    assert {partition: answer.entries for partition, answer in believed.items()} == {0: answered, 2: answered}
 
 
 class Told:

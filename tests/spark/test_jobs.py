@@ -26,7 +26,7 @@ from strandline.core import failpoints
 from strandline.keeper.lookups import LookupResult
 from strandline.spark.base.session import local_dirs
 from strandline.spark.keepers.exchange import Exchange
-from strandline.spark.keepers.worker import LookupWorker
+from strandline.spark.keepers.worker import RequestWorker
 from strandline.spark.lower.frames import FrameBuilder
 from strandline.types.datatypes import parse_type
 from strandline.types.jsonforms import to_json
@@ -371,17 +371,26 @@ def test_a_running_job_is_looked_into(spark: Any, case: Case, monkeypatch: pytes
         with monkeypatch.context() as as_on_a_cluster:
             as_on_a_cluster.setattr(run._supervisor.attempt._fleet, "_only_executor", None)
             # Keepers of other machines are not found from here; tasks of Spark's have the real one.
-            as_on_a_cluster.setattr(LookupWorker, "ask", lambda *_: {})
+            as_on_a_cluster.setattr(RequestWorker, "ask", lambda *_: {})
             assert run.lookup("count.seen", ["ann", "bob", "nobody"]) == wanted
+            profiles = [run.profile("300ms")]
         looked = call(find_driver(case.local_dir, "small"), LOOKUP, LookUp("count.seen", ["ann", "x"]))
         assert looked == LookupValues("count.seen", wanted.epoch, [2, None])
         with pytest.raises(sl.errors.NotFoundError, match=r"no table 'count\.sen' in this job(.|\n)*: count\.seen"):
             run.lookup("count.sen", "ann")
+        profiles.append(run.profile("300ms"))
+        for profile in profiles:
+            assert [(each.uid, each.partition) for each in profile.partitions] == [("count", 0), ("count", 1)]
+            assert all(each.samples.count for each in profile.partitions)
+        with pytest.raises(
+            sl.errors.ConfigurationError, match="a profile of 61 s was asked for, expected more than 0 and at"
+        ):
+            run.profile("61s")
         for keeper in keepers(case.local_dir):
             os.kill(keeper, signal.SIGKILL)
         with pytest.raises(sl.errors.UnavailableError):
             run.lookup("count.seen", ["ann", "bob"])
-    with pytest.raises(sl.errors.UnavailableError, match="job 'small' is stopped: its state cannot be looked up"):
+    with pytest.raises(sl.errors.UnavailableError, match="job 'small' is stopped: it cannot be looked into"):
         run.lookup("count.seen", "ann")
 
 

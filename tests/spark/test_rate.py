@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from strandline.control.recent import OperatorTime
+from strandline.control.status import Totals
 from strandline.core.ids import Epoch, Partition
 from strandline.keeper.protocol import Ack
 from strandline.spark.job.progress import JobProgress, Rate, Work
@@ -65,3 +66,12 @@ def test_work_adds_up_without_the_time_of_waiting() -> None:
 
 def ack(uid: str, partition: int, **figures: float) -> Ack:
     return Ack(uid=uid, partition=Partition(partition), epoch=Epoch(7), pid=1, host="here", keeper="k", **figures)  # type: ignore[arg-type]
+
+
+def test_an_attempt_counts_from_what_it_restored() -> None:
+    progress = JobProgress.after(Epoch(7), {"rows_in": 100, "late_rows": 5, "failed_events": 2})
+    assert progress.counted() == Totals()
+    progress.epochs, progress.all_ms, progress.rows_in, progress.late_rows = 2, 800.0, 130, 6
+    progress.failed_events, progress.replaced = 4, 1
+    assert progress.counted() == Totals(2, 800.0, 30, 1, 2, 1)
+    assert progress.counted().plus(Totals(rows=100, down_ms=7)) == Totals(2, 800.0, 130, 1, 2, 1, down_ms=7)

@@ -64,7 +64,11 @@ def test_a_checkpoint_of_a_tick_does_not_time_out_before_the_first_look(
     made.driver.progress, made._has_reported = SimpleNamespace(epochs=0, late_rows=0), True
     made.driver.watermarks.reached_us, made.driver.is_running = 0, True
     made.coordinator = SimpleNamespace(
-        pending=CheckpointId(1), is_due=False, advance=lambda: None, postpone=lambda: postponed.append(1)
+        pending=CheckpointId(1),
+        is_due=False,
+        advance=lambda: None,
+        postpone=lambda: postponed.append(1),
+        take_ended=list,
     )
     made._sources = SimpleNamespace(has_begun=lambda has_looked: has_begun, deliver=lambda has_looked: None)
     looks = iter([False, True])

@@ -240,7 +240,7 @@ class Attempts:
         noop = lambda *_, **__: None  # noqa: E731
         self.verified = SimpleNamespace(checkpoint=2, watermarks={REACHED: 0})
         self.run = run = run_of(
-            draining=Draining(), holds=nullcontext(), jobdir=None, clock=None, plan=SimpleNamespace(sinks=[]),
+            draining=Draining(), holds=nullcontext(), jobdir=None, clock=late_clock(), plan=SimpleNamespace(sinks=[]),
             places=SimpleNamespace(lock_again=lambda lock: lock),
         )  # fmt: skip
         self.supervisor = job = run._supervisor

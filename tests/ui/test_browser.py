@@ -29,11 +29,12 @@ __all__ = ["chromium"]
 
 ROOT = Path(__file__).parents[2]
 SHOTS = os.environ.get("STRANDLINE_SHOTS")
-PICTURES = {"graph": 900, "checkpoints": 1200, "time": 760}
+PICTURES = {"graph": 900, "checkpoints": 1200, "time": 760, "functions": 800}
 """Views with pictures in the docs, and their heights."""
 VIEWS = {
     "graph": ".node", "epochs": ".stacks rect", "checkpoints": "svg.files rect", "partitions": "tbody td",
-    "time": "tbody td", "ends": "tbody td", "restarts": "tbody td", "state": "#sql", "key": "input[name=customer]",
+    "functions": "text=Take samples", "time": "tbody td", "ends": "tbody td", "restarts": "tbody td", "state": "#sql", "key": "input[name=customer]",
+    "difference": "select[name=before]",
 }  # fmt: skip
 """By name, what a view has when it is drawn."""
 PATIENCE_S = 400.0
@@ -117,6 +118,9 @@ def test_each_view_of_a_running_job(chromium: Any, shop: Shop, width: int, schem
         open_view(here, view, drawn)
         # Live figures have come, and rates need two looks.
         here.page.wait_for_timeout(1200)
+        if view == "functions":
+            here.page.click("text=Take samples")
+            here.page.wait_for_selector(".flame")
         here.check(f"{view} at {width}, {scheme}")
         if SHOTS and view in PICTURES and (width, scheme) in ((1280, "light"), (390, "dark")):
             if width == 390 and view != "graph":
@@ -170,6 +174,11 @@ def test_state_sql_and_a_key(chromium: Any, shop: Shop) -> None:
     # Every third order is this customer's: each checkpoint has another number.
     assert '"orders"' in here.page.inner_text(".now")
     assert len(here.page.query_selector_all("section:first-of-type tbody tr")) > 1
+    open_view(here, "difference", "select[name=before]")
+    here.page.click("text=Compare >> nth=-1")
+    here.page.wait_for_selector("text=Keys of score.total that differ", state="attached")
+    here.check("difference")
+    assert here.page.query_selector("td:text-is('c-0')") or here.page.query_selector("code:text-is('c-0')")
     here.page.context.close()
 
 

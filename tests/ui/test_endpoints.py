@@ -233,6 +233,33 @@ def test_rows_sql_and_one_key_of_real_state(page_of: Open, snapshots: Made) -> N
     assert "has an operator 'nobody'" in nobody.json()["error"]
 
 
+def test_the_difference_of_two_checkpoints(page_of: Open, snapshots: Made) -> None:
+    for values in (False, True):
+        client = page_of(snapshots.checkpoints[0].parents[1], values=values)
+        job = only_job(client)["id"]
+        path = f"/api/jobs/{job}/difference"
+        found = client.post(path, json={"before": 1, "after": 2}).json()
+        states = {each["state"]: each for each in found["states"]}
+        assert {name for name, each in states.items() if not each["equal"]} == {"value", "history", "short"}
+        value = states["value"]
+        assert (value["added"], value["changed"], value["removed"], value["rows_before"]) == (0, 30, 0, 60)
+        # Without leave, there are no keys and no values, only their numbers.
+        assert len(value["keys"]) == (30 if values else 0)
+    assert value["keys"][0]["change"] == "changed"
+    assert (value["keys"][0]["before"], value["keys"][0]["after"]) == ('{"value": 1}', '{"value": 2}')
+    with_itself = client.post(path, json={"before": 2, "after": 2, "job": job, "sample": 0.1}).json()
+    assert all(each["equal"] for each in with_itself["states"])
+    assert 0 < with_itself["groups_read"] < with_itself["groups"]
+    for body, code, said in (
+        ({"before": 1, "after": 9}, 404, "chk-9"),
+        ({"before": 1, "after": 2, "sample": 0}, 400, "a part of 0 of the keys was asked for"),
+        ({"before": 1, "after": 2, "job": "nobody"}, 404, "there is no such job"),
+        ({"before": "../x", "after": 2}, 400, "this is no such request"),
+    ):
+        refused = client.post(path, json=body)
+        assert (refused.status_code, said in refused.json()["error"]) == (code, True), refused.json()
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b'{"sql": 7}', b'{"sql": "SELECT 1", "more": 1}'])
 def test_rubbish_is_refused(page_of: Open, snapshots: Made, body: bytes) -> None:
     client = page_of(snapshots.checkpoints[0].parents[1], values=True)

@@ -1,8 +1,7 @@
-"""Rates between two looks at a running job, and the bottleneck that is said."""
+"""Rates between two looks at a running job, and what each browser gets of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,10 @@ from typing import Any
 import pytest
 
 from strandline.control.client import Driver
-from strandline.control.recent import EpochStats, OperatorTime, Recent
-from strandline.control.status import SinkStatus, Status
+from strandline.control.recent import Recent
+from strandline.control.status import Status
 from strandline.core.errors import UnavailableError
 from strandline.ui import live
-from strandline.ui.bottleneck import find_bottleneck
 from strandline.ui.live import LiveJob, Viewer
 from tests.control.fake import KEEPER, OTHER, RECENT, STATS, FakeRun
 
@@ -103,44 +101,3 @@ def test_a_viewer_gets_each_epoch_once_and_all_after_a_restart(clock: Clock) -> 
         clock.now_s += 2
     assert seen == [(True, [11, 12], [7]), (False, [13], [7, 8]), (True, [11, 12, 13], [7, 8])]
     assert len(figures["points"]) == 3
-
-
-def epochs(
-    count: int = 10, *, took_ms: float = 1000.0, plan_ms: float = 50.0, gap_ms: float = 0.0, rows: int = 100,
-    operators: Sequence[OperatorTime] = (),
-) -> list[EpochStats]:  # fmt: skip
-    return [
-        EpochStats(n, int(n * (took_ms + gap_ms)), rows, took_ms, plan_ms, 0.0, None, list(operators))
-        for n in range(1, count + 1)
-    ]
-
-
-EVEN = OperatorTime("detect", 1, 800.0, 10.0, 780.0)
-SKEWED = OperatorTime("detect", 1, 800.0, 10.0, 200.0)
-SMALL = OperatorTime("top", 0, 20.0, 10.0, 20.0)
-
-
-@pytest.mark.parametrize(
-    ("recent", "node", "said"),
-    [
-        (epochs(operators=[EVEN, SMALL]), "operator:detect", "works 80% of each epoch: all of its partitions"),
-        (epochs(operators=[SMALL, SKEWED]), "operator:detect", "its partition 1 works 4.0 times as long as the mean"),
-        (epochs(plan_ms=700.0, operators=[SMALL]), "", "70% of each epoch passes before its rows are read"),
-        (epochs(operators=[SMALL]), "", "Spark: 93% of each epoch passes in reading"),
-        (epochs(gap_ms=4000.0, operators=[EVEN]), "", "none: 80% of the time, the job waits for rows"),
-        (epochs(2, operators=[EVEN]), "", "not known yet"),
-        (epochs(rows=0, operators=[EVEN]), "", "not known yet"),
-        (epochs(), "", "Spark: 95%"),
-    ],
-)  # fmt: skip
-def test_the_bottleneck_has_a_reason(recent: list[EpochStats], node: str, said: str) -> None:
-    bottleneck = find_bottleneck(STATUS, recent)
-    assert bottleneck.node == node
-    assert said in bottleneck.text
-
-
-def test_a_sink_that_takes_no_rows_comes_first() -> None:
-    status = replace(STATUS, sinks=[SinkStatus("pg", waiting_rows=7, failure="refused\nmore")])
-    bottleneck = find_bottleneck(status, epochs(operators=[EVEN]))
-    assert (bottleneck.node, bottleneck.text) == ("sink:pg", "sink 'pg' does not take rows: refused")
-    assert find_bottleneck(replace(status, state="restarting"), []).text == "the job is restarting"

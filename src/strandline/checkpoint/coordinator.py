@@ -142,6 +142,17 @@ class Coordinator:
         with self._lock:
             return self._history.counts
 
+    @property
+    def effort(self) -> tuple[int, int]:
+        """The time of all completed checkpoints of this run in ms, and the bytes that they uploaded."""
+        with self._lock:
+            return self._history.took_ms, self._history.uploaded_bytes
+
+    def take_ended(self) -> list[CheckpointStats]:
+        """Return the checkpoints that have ended since the last call."""
+        with self._lock:
+            return self._history.take_ended()
+
     def request(self) -> Future[CheckpointId]:
         """Request a checkpoint with the next epoch, at any interval; the result is its number.
 

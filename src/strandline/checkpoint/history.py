@@ -7,13 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from strandline.core.html import BAD, GOOD, QUIET, UNSURE, Rows, mark
 from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.settings import Mode
+from strandline.core.texts import duration_text, size_text, time_text
 
 Status = Literal["triggered", "in_progress", "completed", "failed", "subsumed"]
 """Subsumed: given up, since a later checkpoint was complete before it."""
 
 _KEPT = 100
+_COLOURS = {"triggered": UNSURE, "in_progress": UNSURE, "completed": GOOD, "failed": BAD, "subsumed": QUIET}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,21 @@ class CheckpointStats:
         """The number of partitions that have delivered their snapshot."""
         return len(self.partitions)
 
+    def html_cells(self) -> dict[str, object]:
+        """Return what a notebook shows of it."""
+        took_ms, age_ms = self.end_to_end_ms, max((sink.age_ms for sink in self.sinks), default=None)
+        note = self.failure.partition("\n")[0] or ", ".join(self.waits_for)
+        return {
+            "checkpoint": self.checkpoint, "state": mark(_COLOURS[self.status], self.status.replace("_", " ")),
+            "epoch": self.epoch, "mode": self.mode, "triggered": time_text(self.triggered_ms),
+            "took": "" if took_ms is None else duration_text(took_ms),
+            "new": size_text(self.uploaded_bytes), "size": size_text(self.total_bytes),
+            "rows shown after": "" if age_ms is None else duration_text(age_ms), "": note,
+        }  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        return Rows([self])._repr_html_()
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:
@@ -106,7 +124,13 @@ class CheckpointHistory:
     """The last checkpoints, oldest first, and counts over all. Not thread-safe."""
 
     counts: Counts = field(default_factory=Counts)
+    took_ms: int = 0
+    """The time of all completed checkpoints, from trigger to completion."""
+    uploaded_bytes: int = 0
+    """By all completed checkpoints."""
     _entries: deque[CheckpointStats] = field(default_factory=lambda: deque(maxlen=_KEPT), init=False)
+    _ended: deque[CheckpointStats] = field(default_factory=lambda: deque(maxlen=_KEPT), init=False)
+    """Those that `take_ended` has not returned."""
     _parts: dict[CheckpointId, list[PartitionStats]] = field(default_factory=dict, init=False)
     """The parts of checkpoints in flight: a tuple for each new part would cost much with many partitions."""
 
@@ -138,12 +162,23 @@ class CheckpointHistory:
         def close(entry: CheckpointStats) -> CheckpointStats:
             entry = self._with_parts(entry)
             took_ms = at_ms - entry.triggered_ms
-            return replace(entry, status=status, completed_ms=at_ms, end_to_end_ms=took_ms, **changes)
+            ended = replace(entry, status=status, completed_ms=at_ms, end_to_end_ms=took_ms, **changes)
+            if status == "completed":
+                self.took_ms += took_ms
+                self.uploaded_bytes += ended.uploaded_bytes
+            self._ended.append(ended)
+            return ended
 
         self._change(checkpoint, close)
         del self._parts[checkpoint]
         ended = {status: getattr(self.counts, status) + 1}
         self.counts = replace(self.counts, in_progress=len(self._parts), **ended)
+
+    def take_ended(self) -> list[CheckpointStats]:
+        """Return the entries that have been closed since the last call."""
+        ended = list(self._ended)
+        self._ended.clear()
+        return ended
 
     def show(self, checkpoint: CheckpointId, stats: SinkStats) -> None:
         """Add a sink to a completed checkpoint; a newer one may have been triggered since."""

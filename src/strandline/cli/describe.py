@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 from rich.text import Text
 
-from strandline.cli.output import Table, console, duration_text, moment_text, size_text, time_text
+from strandline.cli.output import Table, console
 from strandline.core.keygroups import BROADCAST_GROUP
+from strandline.core.texts import duration_text, moment_text, size_text, time_text
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SourceInfo, StateInfo, TableFile
 
 

@@ -18,11 +18,12 @@ from typing import Annotated
 import typer
 
 from strandline import __version__
-from strandline.cli.output import Table, print_json, size_text
+from strandline.cli.output import Table, print_json
 from strandline.cli.stores import LocalDir, root_of
 from strandline.core.errors import StrandlineError
 from strandline.core.ids import Generation, Partition
 from strandline.core.settings import default_state_memory_bytes
+from strandline.core.texts import size_text
 from strandline.keeper.paths import Places
 
 # The versions that pyproject.toml requires of the most important packages; a test compares the two.

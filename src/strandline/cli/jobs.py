@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from strandline.cli.output import Table, duration_text, print_json, say, size_text, time_text, with_times
+from strandline.cli.output import Table, print_json, say, with_times
 from strandline.cli.progress import progress_bar
 from strandline.cli.status_view import ended_as_data, ended_text, parallelism_text, print_status, state_text
 from strandline.cli.stores import AsJson, LocalDir, root_of
@@ -33,6 +33,7 @@ from strandline.control.journal import JournalEntry, records
 from strandline.control.status import Status
 from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError, UnavailableError
 from strandline.core.settings import parse_duration_ms
+from strandline.core.texts import duration_text, size_text, time_text
 from strandline.core.urls import check_url
 
 
@@ -70,7 +71,7 @@ def jobs(
     """
     root = root_of(local_dir)
     drivers = find_drivers(root)
-    running = [(driver, *_request_status(driver)) for driver in drivers]
+    running = [(driver, *request_status(driver)) for driver in drivers]
     ended = [record for record in records(root) if _is_over(record, drivers) and (every or record.fate in _TROUBLE)]
     columns = ("job", "state", "pid", "since", "epoch", "rows", "checkpoint directory")
     output = Table(*columns, right=("pid", "epoch", "rows"), whole=("since",), spare=("pid", "rows"))
@@ -300,7 +301,7 @@ def _last_record(root: Path, job: str, directory: str | None) -> JournalEntry | 
     return next((r for r in records(root, job) if r.fate and is_directory(r.directory, directory)), None)
 
 
-def _request_status(driver: Driver) -> tuple[Status | None, str]:
+def request_status(driver: Driver) -> tuple[Status | None, str]:
     """Return a job's status, or the reason why there is none."""
     if not driver.answers:
         return None, "does not answer"

@@ -7,11 +7,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
-from strandline.cli.output import age_text, console, rate_text
+from strandline.cli.output import console
 from strandline.control.announcements import listening
+from strandline.control.summary import figures_text, progress_text
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -181,41 +181,8 @@ def status_line(status: Status) -> Text:
     from rich.text import Text
 
     return Text.assemble(
-        (status.job, "bold"), "  ", (status.state, _STYLES.get(status.state, "yellow")), "  ", _figures(status)
+        (status.job, "bold"), "  ", (status.state, _STYLES.get(status.state, "yellow")), "  ", figures_text(status)
     )
-
-
-def progress_text(status: Status) -> str:
-    """Return a job's status in one line of plain text."""
-    return f"job '{status.job}' is {status.state}: {_figures(status)}"
-
-
-def _figures(status: Status) -> str:
-    parts = [f"epoch {status.epoch}", f"{status.rows_in:,} rows, {rate_text(status.rows_per_s)}"]
-    if status.watermark:
-        parts.append(f"watermark {watermark_text(status.watermark)}")
-    parts.append(checkpoint_text(status))
-    if status.restarts:
-        parts.append("1 restart" if status.restarts == 1 else f"{status.restarts} restarts")
-    return " · ".join(parts)
-
-
-def watermark_text(watermark: str) -> str:
-    """Return the watermark, and its lag behind the clock if the lag is at most about a day."""
-    lag_s = (datetime.now(UTC) - datetime.fromisoformat(watermark)).total_seconds()
-    text = watermark.replace("+00:00", "Z")
-    return f"{text}, {age_text(lag_s)} behind" if 0 <= lag_s < 100_000 else text
-
-
-def checkpoint_text(status: Status) -> str:
-    """Return the newest checkpoint and its age, or that it covers everything: its age does not matter then."""
-    newest = status.last_checkpoint
-    if newest is None:
-        return "no checkpoint yet"
-    if not status.uncovered_ms:
-        return f"checkpoint {newest.checkpoint} has everything"
-    age_ms = max(0.0, time.time() * 1000 - newest.triggered_ms)
-    return f"checkpoint {newest.checkpoint}, {age_text(age_ms / 1000)} old"
 
 
 def _statuses() -> list[Status]:

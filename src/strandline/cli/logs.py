@@ -1,4 +1,4 @@
-"""`strandline logs`: prints the logs of this machine's keepers and drivers."""
+"""`strandline logs`: prints the logs of this machine's keepers and drivers, and the events of jobs."""
 
 from __future__ import annotations
 
@@ -44,6 +44,9 @@ def logs(
     driver: Annotated[
         bool, typer.Option("--driver", help="What its drivers told and warned of, instead of its keepers.")
     ] = False,
+    events: Annotated[
+        bool, typer.Option("--events", help="The events of its drivers, which are JSON, instead of its keepers' logs.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line of log.")] = False,
 ) -> None:
     """Show the logs of a job's keepers or drivers on this machine.
@@ -51,17 +54,23 @@ def logs(
     The logs outlive the job.
     """
     root = root_of(local_dir)
-    if driver and (operator is not None or partition is not None):
-        raise typer.BadParameter("--driver is of no operator and no partition")
-    find = partial(find_driver_logs, root, job) if driver else partial(find_logs, root, job, operator, partition)
+    of_driver = driver or events
+    if of_driver and (operator is not None or partition is not None or (driver and events)):
+        raise typer.BadParameter("--driver and --events exclude each other, and --operator and --partition")
+    find = partial(find_logs, root, job, operator, partition)
+    if of_driver:
+        find = partial(find_driver_logs, root, job, events)
     files = find()
     if not files and not follow:
-        raise _no_driver_log(root, job) if driver else _no_keeper_log(root, job, operator, partition)
+        raise _no_driver_log(root, job) if of_driver else _no_keeper_log(root, job, operator, partition)
     several_jobs = len({file.job for file in files}) > 1
     plain = len(files) == 1 and not follow
 
     def show(file: LogFile, line: str) -> None:
-        if json:
+        if events:
+            # A line is JSON already, and names its job.
+            print(line, flush=follow)
+        elif json:
             of = {"job": file.job} if driver else {"operator": file.operator, "partition": file.partition}
             print_json({"file": str(file.path), **of, "line": line})
         elif plain or (driver and not several_jobs):
@@ -98,10 +107,11 @@ def find_logs(
     return sorted(files)
 
 
-def find_driver_logs(local_dir: Path, job: str | None = None) -> list[LogFile]:
-    """Return the drivers' logs, by job."""
+def find_driver_logs(local_dir: Path, job: str | None = None, events: bool = False) -> list[LogFile]:
+    """Return the drivers' logs, or the logs of events, by job."""
     places = Places(local_dir, "", job or "-")
-    paths = [places.driver_log] if job is not None else places.logs.parent.glob(f"*/{places.driver_log.name}")
+    wanted = places.event_log if events else places.driver_log
+    paths = [wanted] if job is not None else places.logs.parent.glob(f"*/{wanted.name}")
     return sorted(LogFile(path.parent.name, "", 0, path) for path in paths if path.exists())
 
 

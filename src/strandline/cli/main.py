@@ -10,18 +10,22 @@ import typer
 from typer.core import TyperGroup
 
 from strandline.cli import (
+    comparing,
     doctor,
     driver,
     jobs,
     logs,
     lookup,
+    metrics,
     new,
     planning,
+    profile,
     replaying,
     rollback,
     snapshots,
     sqlshell,
     state,
+    top,
     ui,
     upgrades,
     warming,
@@ -69,22 +73,28 @@ _add_program("run", context_settings={"allow_interspersed_args": False, "ignore_
 _add_program("sql")(sqlshell.sql)
 _add_program("explain")(sqlshell.explain)
 _add_program("check-upgrade")(upgrades.check_upgrade)
+_add_program("test")(comparing.try_out)
+_add_program("compare")(comparing.compare)
 _add_program("replay")(replaying.replay)
 _add_program("bundle")(replaying.bundle)
 _add_program("history")(replaying.history)
+_add_program("why")(replaying.why)
 _add_program("doctor")(doctor.doctor)
 _add_program("warm-up")(warming.warm_up)
 _add_job("jobs")(jobs.jobs)
 _add_job("status")(jobs.status)
 _add_job("logs")(logs.logs)
 _add_job("lookup")(lookup.lookup)
+_add_job("profile")(profile.profile)
 _add_job("checkpoint")(jobs.checkpoint)
 _add_job("savepoint")(jobs.savepoint)
 _add_job("rescale")(jobs.rescale)
 _add_job("rollback")(rollback.rollback)
 _add_job("stop")(jobs.stop)
 _add_job("plan")(planning.plan)
+_add_job("top")(top.top)
 _add_job("ui")(ui.ui)
+_add_job("metrics")(metrics.metrics)
 app.add_typer(snapshots.app, name="snapshots", rich_help_panel=_SNAPSHOTS)
 app.add_typer(state.app, name="state", rich_help_panel=_SNAPSHOTS)
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _TIME_FIELDS = frozenset(["since_ms", "created_ms", "triggered_ms", "completed_ms", "last_failure_ms", "ended_ms"])
 # Wide enough that no cell of a table in a file or a pipe is wrapped.
 _FILE_WIDTH = 400
+_CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)], "\ufffd") | {ord("\n"): "\n", ord("\t"): "\t"}
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -48,15 +49,22 @@ class Table:
         self._columns, self._right, self._spare, self._is_data = columns, right, spare, is_data
         self._whole = () if is_data else (*right, *whole)
 
-    def add(self, *cells: object) -> None:
+    def add(self, *values: object) -> None:
         """Add a row of plain text, without markup; "" and "-" are no values."""
         from rich.text import Text
 
-        self.rows.append([cell if isinstance(cell, Text) else Text(str(cell)) for cell in cells])
+        cells = [value if isinstance(value, Text) else Text(str(value)) for value in values]
+        for cell in cells:
+            cell.plain = printable(cell.plain)
+        self.rows.append(cells)
 
     def print(self) -> None:
         """Print the table to standard output."""
         screen = console()
+        screen.print(self.fitted(screen))
+
+    def fitted(self, screen: Console) -> RichTable:
+        """Return the table as it fits the width of a console."""
         wide = screen.options.update(max_width=_FILE_WIDTH)
         left_out: set[str] = set()
         if not self._is_data:
@@ -68,7 +76,7 @@ class Table:
         for name in self._spare:
             if screen.measure(self._rendered(left_out), options=wide).maximum > screen.width:
                 left_out.add(name)
-        screen.print(self._rendered(left_out))
+        return self._rendered(left_out)
 
     def _rendered(self, left_out: Collection[str]) -> RichTable:
         from rich import box
@@ -82,6 +90,11 @@ class Table:
         for row in self.rows:
             output.add_row(*(row[number] for number in numbers))
         return output
+
+
+def printable(text: str) -> str:
+    """Return text with a sign in place of each control character: a terminal would obey it."""
+    return text.translate(_CONTROLS)
 
 
 def say(message: str) -> None:
@@ -114,51 +127,6 @@ def json_text(value: Any) -> str:
     return json.dumps(value, separators=(", ", ": "))
 
 
-def size_text(size_bytes: int) -> str:
-    """Return a size with a unit."""
-    size = float(size_bytes)
-    for unit in ("B", "KB", "MB", "GB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TB"
-
-
-def duration_text(ms: float) -> str:
-    """Return a duration with a unit."""
-    if ms < 10:
-        return f"{ms:.1f} ms"
-    if ms < 1000:
-        return f"{ms:.0f} ms"
-    if ms < 120_000:
-        return f"{ms / 1000:.1f} s"
-    minutes = int(ms // 60_000)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
-
-
-def age_text(seconds: float) -> str:
-    """Return an age in whole seconds, or in larger units."""
-    return f"{seconds:.0f} s" if seconds < 120 else duration_text(seconds * 1000)
-
-
-def rate_text(per_s: float) -> str:
-    """Return a rate per second."""
-    return f"{per_s:,.0f}/s" if per_s >= 10 or not per_s else f"{per_s:.1f}/s"
-
-
 def iso_text(ms: int) -> str:
     """Return a time in this machine's time zone, in ISO 8601 with its offset, for programs."""
     return datetime.fromtimestamp(ms // 1000).astimezone().isoformat()
-
-
-def time_text(ms: int) -> str:
-    """Return a time in this machine's time zone, for people."""
-    return moment_text(ms * 1000) if ms else "-"
-
-
-def moment_text(us: int) -> str:
-    """Return an event time in this machine's time zone; any value of a timestamp is allowed."""
-    try:
-        return datetime.fromtimestamp(us // 1_000_000).isoformat(" ")
-    except (ValueError, OverflowError, OSError):
-        return "after the year 9999" if us > 0 else "before the year 1"

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from strandline.checkpoint.folder import folder_at
-from strandline.cli.output import Table, print_json, size_text
+from strandline.cli.output import Table, print_json
 from strandline.cli.progress import progress_bar
 from strandline.cli.stores import AsJson, StorageOptions, parse_options
 from strandline.control.wire import ProgressMessage
 from strandline.core.errors import ConfigurationError
+from strandline.core.texts import size_text
 
 # Modules that need Arrow are imported where they are used: importing it takes longer than most commands.
 if TYPE_CHECKING:

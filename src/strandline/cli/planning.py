@@ -12,7 +12,7 @@ import typer
 from strandline.checkpoint import costs
 from strandline.checkpoint.costs import Advice, Estimate, Failure, Goals, estimate
 from strandline.cli.jobs import OfDirectory
-from strandline.cli.output import Table, duration_text, print_json, say, size_text
+from strandline.cli.output import Table, print_json, say
 from strandline.cli.progress import progress_bar
 from strandline.cli.stores import AsJson, LocalDir, StorageOptions, parse_options, root_of, snapshot_url
 from strandline.control.client import Driver, find_driver
@@ -20,6 +20,7 @@ from strandline.control.wire import ProgressMessage
 from strandline.control.workload import Observation, observe_job, observe_snapshot
 from strandline.core.errors import ConfigurationError, NotFoundError
 from strandline.core.settings import Mode, parse_duration_ms, parse_size_bytes
+from strandline.core.texts import duration_text, size_text
 
 _INPUTS = {
     "state_bytes": "size of state", "changed_per_s": "changes", "rows_per_s": "rows a second",

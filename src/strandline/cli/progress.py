@@ -7,8 +7,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from strandline.cli.output import console, size_text
+from strandline.cli.output import console
 from strandline.control.wire import ProgressMessage
+from strandline.core.texts import size_text
 
 
 @contextlib.contextmanager

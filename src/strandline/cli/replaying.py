@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from strandline.replay.history import Change
     from strandline.replay.recorded import Recorded
     from strandline.replay.session import EpochReplay, Replay
+    from strandline.replay.why import Explanation
     from strandline.spark.job.job import Job
 
 _BUNDLE = ".zip"
@@ -69,6 +70,14 @@ def replay(
         ),
     ] = "",
     operator: Annotated[str, typer.Option(metavar="UID", show_default=False, help="Stop in this operator alone.")] = "",
+    key: Annotated[
+        str,
+        typer.Option(
+            metavar="KEY",
+            show_default=False,
+            help="Run the rows of this key alone; commas between the parts of a key. No state is compared then.",
+        ),
+    ] = "",
     debugger: Annotated[str, typer.Option(metavar="pdb|debugpy", help="Which debugger.")] = "pdb",
     port: Annotated[int, typer.Option(help="Where debugpy waits for a debugger to attach, on loopback.")] = 5678,
     check: Annotated[
@@ -106,22 +115,27 @@ def replay(
 
     condition = Condition.parse(break_on) if break_on else None
     breaks = Breaks(condition, debugger, port, operator)  # type: ignore[arg-type]
+    if key:
+        say(
+            f"only rows of the key {key} run: the state of other keys stays as in the snapshot, their timers fire on "
+            "it, and no state is compared"
+        )
     if program.suffix.lower() == _BUNDLE:
-        passed = _replay_bundle(program, with_program, start, to, breaks, check, output, as_json=json)
+        passed = _replay_bundle(program, with_program, start, to, breaks, check, output, key, as_json=json)
     else:
         if with_program is not None:
             raise typer.BadParameter("--program is for a bundle")
-        passed = _replay_job(job_of(program, args or [], job), start, to, breaks, check, output, as_json=json)
+        passed = _replay_job(job_of(program, args or [], job), start, to, breaks, check, output, key, as_json=json)
     if not passed:
         raise typer.Exit(1)
 
 
 def _replay_job(
-    job: Job, start: str, to: int | None, breaks: Breaks, check: bool, output: Path | None, *, as_json: bool
+    job: Job, start: str, to: int | None, breaks: Breaks, check: bool, output: Path | None, key: str, *, as_json: bool
 ) -> bool:
     from strandline.replay.session import Replay
 
-    with Replay(job, _recorded(job, start, to), breaks, check) as run:
+    with Replay(job, _recorded(job, start, to), breaks, check, key=key) as run:
         return report(run, output, as_json=as_json)
 
 
@@ -133,6 +147,7 @@ def _replay_bundle(
     breaks: Breaks,
     check: bool,
     output: Path | None,
+    key: str,
     *,
     as_json: bool,
 ) -> bool:
@@ -150,7 +165,7 @@ def _replay_bundle(
             )
         with stubbed_reads(bundle.index.schemas):
             job = job_of(program, bundle.index.arguments, bundle.index.job)
-        with Replay(job, bundle.recorded(job, to), breaks, check, bundle) as run:
+        with Replay(job, bundle.recorded(job, to), breaks, check, bundle, key) as run:
             return report(run, output, as_json=as_json)
 
 
@@ -219,15 +234,118 @@ def history(
         if json:
             print_json(_change_as_data(change))
             continue
-        print(f"epoch {change.epoch}, {as_datetime(change.now_us).isoformat(timespec='milliseconds')}, {change.call}")
-        if change.event is not None:
-            print(f"  by    {change.event!r}")
-        print(f"  from  {change.before!r}")
-        print(f"  to    {change.after!r}")
-        for row in change.rows:
-            print(f"  gave  {row!r}")
+        _print_change(change)
     if not count and not json:
         say(f"no change of {state} for the key {key} in these epochs")
+
+
+def _print_change(change: Change) -> None:
+    print(f"epoch {change.epoch}, {_time(change.now_us)}, {change.call}")
+    for event in change.event if change.call == "epoch" else [change.event]:
+        print(f"  by    {event!r}")
+    print(f"  from  {change.before!r}")
+    print(f"  to    {change.after!r}")
+    for row in change.rows:
+        print(f"  gave  {row!r}")
+
+
+def why(
+    program: Program,
+    sink: Annotated[str, typer.Argument(metavar="SINK", help="The sink's name.")],
+    condition: Annotated[str, typer.Argument(metavar="CONDITION", help="An SQL condition on its columns.")],
+    args: Arguments = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="SNAPSHOT",
+            show_default=False,
+            help="Where the replay begins, as of `replay`. By default as early as the epochs are recorded.",
+        ),
+    ] = "",
+    to: To = None,
+    calls: Annotated[int, typer.Option(metavar="N", min=1, help="Show the last calls of the key, so many.")] = 20,
+    job: JobName = "",
+    json: AsJson = False,
+) -> None:
+    """Explain an output row by its key's events, timers and state.
+
+    The recorded epochs run again, and the first row for which CONDITION is true is explained, as in `strandline why
+    app.py rows "card = 'c1' and total > 100"`. Exit code 1 if no recorded epoch gives such a row.
+    """
+    from strandline.replay.session import jobdir_of
+    from strandline.replay.why import explain_row, oldest_recorded
+
+    chosen = job_of(program, args or [], job)
+    options = dict(chosen.checkpoints.storage_options)
+    oldest = not start and to is None
+    recorded = oldest_recorded(jobdir_of(chosen), options) if oldest else _recorded(chosen, start, to)
+    explanation = explain_row(chosen, recorded, sink, condition)
+    if explanation is None:
+        first, last = recorded.epochs[0], recorded.epochs[-1]
+        say(
+            f"no row of '{sink}' is so in the epochs {first.epoch} to {last.epoch}, of {_time(first.now_us)} to "
+            f"{_time(last.now_us)}"
+        )
+        if recorded.origin.manifest is not None:
+            say(
+                "  an older row cannot be explained: the epochs before are not recorded, or no checkpoint before them "
+                "is left; Checkpoints(retain=…) keeps more"
+            )
+        raise typer.Exit(1)
+    if json:
+        print_json(_explanation_as_data(explanation))
+    else:
+        _print_explanation(explanation, recorded, calls)
+
+
+def _print_explanation(explanation: Explanation, recorded: Recorded, calls: int) -> None:
+    if explanation.matches > 1:
+        say(f"{explanation.matches} rows are so: this is about the first one")
+    reached = "" if explanation.watermark_us is None else f", watermark {_time(explanation.watermark_us)}"
+    print(f"epoch {explanation.epoch}, {_time(explanation.now_us)}{reached}")
+    print(f"  row   {explanation.row!r}")
+    if explanation.operator:
+        print(f"  from  operator '{explanation.operator}' ({explanation.function})")
+    if explanation.why_not:
+        print(f"  the call that gave it is not known: {explanation.why_not}")
+        return
+    print(f"  key   {explanation.key!r}")
+    if explanation.call is not None:
+        print(f"  by    {explanation.call.method} {explanation.call.event!r}")
+    history = explanation.history[-calls:]
+    left_out = len(explanation.history) - len(history)
+    before = f"; {left_out} earlier calls are left out" if left_out else ""
+    print(f"what this key had from epoch {history[0].epoch if history else explanation.epoch} on{before}")
+    for change in history:
+        _print_change(change)
+    if recorded.origin.manifest is not None:
+        say(f"what was before epoch {recorded.origin.epoch + 1} is not recorded: it is in the first state")
+
+
+def _explanation_as_data(explanation: Explanation) -> dict[str, Any]:
+    from strandline.types.jsonforms import to_json
+
+    call = explanation.call
+    return {
+        "sink": explanation.sink,
+        "row": to_json(explanation.row),
+        "matches": explanation.matches,
+        "epoch": explanation.epoch,
+        "now_us": explanation.now_us,
+        "watermark_us": explanation.watermark_us,
+        "operator": explanation.operator,
+        "function": explanation.function,
+        "key": to_json(explanation.key),
+        "call": call.method if call else "",
+        "event": to_json(call.event) if call else None,
+        "not_known": explanation.why_not,
+        "history": [_change_as_data(change) for change in explanation.history],
+    }
+
+
+def _time(us: int) -> str:
+    return as_datetime(us).isoformat(timespec="milliseconds")
 
 
 def _change_as_data(change: Change) -> dict[str, Any]:

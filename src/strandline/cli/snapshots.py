@@ -12,13 +12,14 @@ import typer
 from strandline.checkpoint import gc
 from strandline.checkpoint.check import Problem, SnapshotSummary, VerifyReport
 from strandline.checkpoint.folder import Folder, folder_at
-from strandline.cli.output import Table, duration_text, print_json, say, size_text, time_text, with_times
+from strandline.cli.output import Table, print_json, say, with_times
 from strandline.cli.progress import ByteCounter, progress_bar
 from strandline.cli.stores import AsJson, StorageOptions, job_directory, no_job_error, parse_options, snapshot_url
 from strandline.control.wire import ProgressMessage
 from strandline.core.clock import SystemClock
 from strandline.core.errors import ConfigurationError, NotFoundError
 from strandline.core.settings import parse_duration_ms
+from strandline.core.texts import duration_text, size_text, time_text
 from strandline.snapshot.opening.snapshot import (
     Snapshot,
     check_outside_jobs,

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from strandline.cli import patching
-from strandline.cli.output import Table, print_json, size_text
+from strandline.cli.output import Table, print_json
 from strandline.cli.stores import AsJson, StorageOptions, parse_options
+from strandline.core.texts import size_text
 
 app = typer.Typer(
     help="Show, query and change the state in snapshots.",

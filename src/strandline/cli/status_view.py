@@ -9,11 +9,12 @@ from typing import Any
 from rich.text import Text
 
 from strandline.checkpoint.history import CheckpointStats
-from strandline.cli.liveline import checkpoint_text, watermark_text
-from strandline.cli.output import Table, age_text, duration_text, rate_text, size_text, time_text
+from strandline.cli.output import Table
 from strandline.control.client import Driver
 from strandline.control.journal import JournalEntry
 from strandline.control.status import SinkStatus, SourceStatus, StandbyStatus, Status
+from strandline.control.summary import checkpoint_text, lag_text, watermark_text
+from strandline.core.texts import age_text, duration_text, rate_text, size_text, time_text
 
 STATE_STYLES = {
     "running": "green", "starting": "yellow", "restarting": "yellow", "rescaling": "yellow", "failed": "bold red",
@@ -117,18 +118,6 @@ def _print_sinks(sinks: list[SinkStatus]) -> None:
         waits = f"{sink.waiting_rows:,} rows, {size}, for {age}" if sink.waiting_rows else "nothing"
         output.add(sink.name, f"{sink.rows:,}", f"{sink.refused_rows:,}", waits, sink.failure or "-")
     output.print()
-
-
-def lag_text(source: SourceStatus) -> str:
-    """Return the backlog of a source."""
-    if source.files_behind is not None:
-        if not source.files_behind:
-            return "nothing"
-        files = "1 file" if source.files_behind == 1 else f"{source.files_behind:,} files"
-        return f"{files}, {size_text(source.bytes_behind or 0)}, for {age_text((source.waiting_ms or 0) / 1000)}"
-    if source.offsets_behind is not None:
-        return f"{source.offsets_behind:,} offsets" if source.offsets_behind else "nothing"
-    return "not known"
 
 
 def _offsets_text(offsets: Any) -> str:

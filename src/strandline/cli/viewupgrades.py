@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from strandline.cli.output import print_json, say, size_text
+from strandline.cli.output import print_json, say
+from strandline.core.texts import size_text
 
 if TYPE_CHECKING:
     from strandline.format.manifest import OperatorInfo

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from strandline.cli.output import say, size_text
+from strandline.cli.output import say
 from strandline.core.errors import UnavailableError
+from strandline.core.texts import size_text
 
 _JOB_TIMEOUT_S = 1800.0
 _LINES = 6

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import msgspec
 
 from strandline.checkpoint.history import CheckpointStats
+from strandline.control.profile import Profile
 from strandline.control.recent import Recent
 from strandline.control.status import Savepoint, State, Status
 from strandline.control.wire import ProgressMessage
@@ -54,6 +55,8 @@ class RunningJob(Protocol):
     def lookup(self, table: str, key: Any) -> LookupResult: ...
 
     def lookup_table(self, table: str) -> LookupTable: ...
+
+    def profile(self, seconds: float = 5.0) -> Profile: ...
 
     def stop(
         self,
@@ -132,6 +135,12 @@ class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain: bool = False
     form: str = "canonical"
     timeout_s: float = 60.0
+
+
+class TakeProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Take samples of what the keepers do, for some seconds."""
+
+    seconds: float = 5.0
 
 
 class LookUp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -227,6 +236,11 @@ def _lookup(run: RunningJob, arguments: LookUp, report: Report) -> LookupValues:
     return LookupValues(result.table, result.epoch, to_json(result.value))
 
 
+def _profile(run: RunningJob, arguments: TakeProfile, report: Report) -> Profile:
+    report(ProgressMessage(f"taking samples for {arguments.seconds:g} s"))
+    return run.profile(arguments.seconds)
+
+
 PING = Command("ping", NoArguments, Pong, _ping)
 STATUS = Command("status", NoArguments, Status, _status)
 RECENT = Command("recent", NoArguments, Recent, _recent)
@@ -236,7 +250,9 @@ RESCALE = Command("rescale", Rescale, Status, _rescale)
 ROLLBACK = Command("rollback", Rollback, Status, _rollback)
 STOP = Command("stop", Stop, Pong, _stop)
 LOOKUP = Command("lookup", LookUp, LookupValues, _lookup)
+PROFILE = Command("profile", TakeProfile, Profile, _profile)
 
 COMMANDS: dict[str, Command[Any, Any]] = {
-    command.name: command for command in (PING, STATUS, RECENT, CHECKPOINT, SAVEPOINT, RESCALE, ROLLBACK, STOP, LOOKUP)
+    command.name: command
+    for command in (PING, STATUS, RECENT, CHECKPOINT, SAVEPOINT, RESCALE, ROLLBACK, STOP, LOOKUP, PROFILE)
 }

@@ -6,15 +6,12 @@ import contextlib
 import logging
 import os
 import re
-import threading
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from strandline.control.announcements import is_logged, listening
-
-MAX_BYTES = 8 << 20
-"""The size at which the log is rotated; one older file is kept."""
+from strandline.control.rotated import RotatedFile
 
 
 class DriverLog(logging.Handler):
@@ -25,7 +22,7 @@ class DriverLog(logging.Handler):
     def __init__(self, path: Path) -> None:
         super().__init__(logging.WARNING)
         self.path = path
-        self._write_lock = threading.Lock()
+        self._file = RotatedFile(path)
         self._open = contextlib.ExitStack()
 
     def open(self) -> None:
@@ -58,14 +55,8 @@ class DriverLog(logging.Handler):
         now = datetime.now().astimezone().isoformat(timespec="milliseconds")
         first, *more = text.splitlines() or [""]
         lines = "".join(f"  {line}\n" for line in more)
-        data = f"{now} {os.getpid()} {level} {first}\n{lines}".encode(errors="replace")
-        # A full disk or a deleted directory must neither end the job nor suppress the report of its end.
-        with self._write_lock, contextlib.suppress(OSError):
-            with contextlib.suppress(FileNotFoundError):
-                if self.path.stat().st_size + len(data) > MAX_BYTES:
-                    self.path.replace(self.path.with_name(self.path.name + ".1"))
-            with open(self.path, "ab", opener=_open_private) as file:
-                file.write(data)
+        # A full disk must not suppress the report of the job's end.
+        self._file.append(f"{now} {os.getpid()} {level} {first}\n{lines}".encode(errors="replace"))
 
 
 @dataclass
@@ -95,7 +86,3 @@ def read_entries(path: Path, most_bytes: int = _MOST_BYTES) -> list[LogEntry]:
                 # A part of a line at the beginning belongs to no entry.
                 entries[-1].text += f"\n{line.removeprefix('  ')}"
     return entries
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

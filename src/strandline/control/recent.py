@@ -66,3 +66,6 @@ class Recent:
     """Of the newest attempt, oldest first."""
     interruptions: list[Interruption]
     """Of the whole run, oldest first."""
+    earlier_checkpoints: list[CheckpointStats] = field(default_factory=list)
+    """The last ones of the attempt before it, as the next field: a reader may not have looked before it ended."""
+    earlier_epochs: list[EpochStats] = field(default_factory=list)

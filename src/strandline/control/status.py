@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from strandline.checkpoint.history import CheckpointStats
+from strandline.core.html import card, facts, line, render, strong
 from strandline.core.ids import CheckpointId, Epoch
+from strandline.core.texts import duration_text, size_text
 from strandline.runtime.reached import WatermarkStatus
 
 State = Literal["starting", "running", "restarting", "rescaling", "finished", "stopped", "failed"]
@@ -114,6 +116,36 @@ class OperatorStatus:
 
 
 @dataclass(frozen=True)
+class Totals:
+    """Counts since the driver started the run. None ever decreases: restarts, rescales and rollbacks reset nothing."""
+
+    epochs: int = 0
+    epoch_ms: float = 0.0
+    """The time of all epochs, as the next counts of all their rows: what is processed again counts again."""
+    rows: int = 0
+    late_rows: int = 0
+    failed_events: int = 0
+    replaced_keepers: int = 0
+    checkpoints_completed: int = 0
+    checkpoints_failed: int = 0
+    checkpoints_subsumed: int = 0
+    checkpoint_ms: int = 0
+    """From trigger to completion, of all completed ones."""
+    uploaded_bytes: int = 0
+    """With all completed checkpoints."""
+    rescales: int = 0
+    """Also rollbacks that were asked for."""
+    down_ms: int = 0
+    """The time without work in restarts and rescales that are over."""
+    repeated_rows: int = 0
+    """The rows that were processed again after these."""
+
+    def plus(self, other: Totals) -> Totals:
+        """Return the sums."""
+        return Totals(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Totals)))
+
+
+@dataclass(frozen=True)
 class GraphNode:
     """A source, a keyed operator or a sink of the job, and those that its rows come from."""
 
@@ -139,6 +171,13 @@ class Savepoint:
     epoch: Epoch
     total_bytes: int
     duration_ms: int
+
+    def _repr_html_(self) -> str:
+        values = {
+            "form": self.form, "checkpoint": self.checkpoint, "epoch": self.epoch,
+            "size": size_text(self.total_bytes), "took": duration_text(self.duration_ms),
+        }  # fmt: skip
+        return card(strong("savepoint"), line(self.url), facts(values))
 
 
 @dataclass(frozen=True)
@@ -199,3 +238,9 @@ class Status:
     keepers: list[KeeperStatus] = field(default_factory=list)
     standbys: list[StandbyStatus] = field(default_factory=list)
     """With `Checkpoints(standbys=1)`, that of each partition."""
+    totals: Totals = Totals()
+    attempt_ms: int = 0
+    """When the job's last start or restart was done; 0 before."""
+
+    def _repr_html_(self) -> str:
+        return render(self)

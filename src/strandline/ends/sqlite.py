@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.core import failpoints
+from strandline.core.datasets import Dataset
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
 from strandline.ends.begins import decode_begins, encode_begins
 from strandline.ends.postgres.csv import documents, values_of
@@ -48,6 +49,7 @@ class SqliteTarget(DatabaseTarget):
         self._timeout_ms = timeout_ms
         self._columns: pa.Schema | None = None
         self.destination = repr(self)
+        self.datasets = [Dataset("file", f"{path}/{shape.table}")]
 
     def __repr__(self) -> str:
         return f"table {self.shape.table} of {self.path}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from strandline.core.datasets import Dataset
 from strandline.core.errors import ConfigurationError, CorruptionError, UnavailableError
 from strandline.ends.begins import Begin, check_branch, with_begin
 from strandline.storage.place import Place
@@ -132,6 +133,8 @@ class Target(ABC):
     """Errors that a row causes: with `on_error`, the job goes on without such rows."""
     destination: str = ""
     """The destination, in words that are the same at each start: they identify a sink without a name."""
+    datasets: Sequence[Dataset] = ()
+    """What it writes, by names of OpenLineage; () if that is not known."""
     max_rows: int = 100_000
     """The approximate limit of a transaction's rows."""
     max_bytes: int = 64 << 20

@@ -22,6 +22,7 @@ from strandline.core.ids import CheckpointId, Generation, Partition, unique_name
 _SOCKET_PATH_BYTES = 107
 _DRIVER_LOCK = "driver.lock"
 _DRIVER_LOG = "driver.log"
+_EVENT_LOG = "events.jsonl"
 _RUN_SOCKETS = "run.??????.sock"
 
 
@@ -98,6 +99,11 @@ class Places:
     def driver_log(self) -> Path:
         """The log of the job's drivers."""
         return self.logs / _DRIVER_LOG
+
+    @property
+    def event_log(self) -> Path:
+        """The log of the job's events."""
+        return self.logs / _EVENT_LOG
 
     @property
     def driver_record(self) -> Path:

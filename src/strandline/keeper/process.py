@@ -38,7 +38,8 @@ from strandline.keeper.forks import CloseOnFork
 from strandline.keeper.gil_interval import SwitchInterval
 from strandline.keeper.lean import defer_pandas
 from strandline.keeper.lock import PartitionLock
-from strandline.keeper.protocol import Begin, Connection, Instructions, Lookup
+from strandline.keeper.protocol import Begin, Connection, Instructions, Lookup, Profile, ProfileAnswer
+from strandline.keeper.sampling import Sampler
 from strandline.keeper.service import PartitionService
 from strandline.keeper.watchdog import Watchdog
 from strandline.runtime.task.usererrors import refuse_breakpoint
@@ -66,6 +67,7 @@ class Keeper:
         self._service = PartitionService(directory)
         self._work: queue.SimpleQueue[tuple[Connection, int, pa.Buffer]] = queue.SimpleQueue()
         self._epoch_connection: Connection | None = None
+        self._sampler = Sampler()
         self._switch_interval = SwitchInterval()
         self._watchdog = Watchdog(watched_pid, watched_start, _FIRST_LEASE_MS, self._end)
         self._collected_at = time.monotonic()
@@ -146,10 +148,12 @@ class Keeper:
 
     def _read_request(self, connection: Connection) -> tuple[int, pa.Buffer] | None:
         """Read a request and answer it; return it if only the main thread can answer."""
-        kind, payload = connection.expect(p.BEGIN, p.POLL, p.STOP, p.PING, p.LOOKUP)
+        kind, payload = connection.expect(p.BEGIN, p.POLL, p.STOP, p.PING, p.LOOKUP, p.PROFILE)
         self._watchdog.renew()
         if kind == p.PING:
             connection.send(p.ACK, self._service.identify())
+        elif kind == p.PROFILE:
+            self._profile(connection, msgspec.msgpack.decode(payload, type=Profile))
         elif kind != p.LOOKUP or not self._look_up(connection, payload):
             return kind, payload
         connection.close()
@@ -179,6 +183,20 @@ class Keeper:
         if answer is not None:
             connection.send(p.LOOKUP_ANSWER, answer)
         return answer is not None
+
+    def _profile(self, connection: Connection, profile: Profile) -> None:
+        samples = None
+        try:
+            if profile.seconds is None:
+                samples = self._sampler.take()
+            else:
+                self._sampler.begin(profile.seconds)
+        except RuntimeError as error:
+            # The process cannot start threads now.
+            connection.send(p.FAILED, to_failure(_keeper_error("the profile", error)))
+        else:
+            answer = ProfileAnswer(keeper=self._service.identify().keeper, samples=samples)
+            connection.send(p.PROFILE_ANSWER, answer)
 
     def _answer(self, connection: Connection, kind: int, payload: pa.Buffer) -> None:
         self._epoch_connection = connection if kind == p.BEGIN else None

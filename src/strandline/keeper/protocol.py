@@ -3,8 +3,8 @@
 An epoch: BEGIN → (NEED_PROGRAM → PROGRAM →) READY → ROWS… END → OUTPUT… ACK. END carries the proof of all rows. A
 keeper that has applied the epoch already sends REPLAY instead of READY, gets END alone, and sends the kept output and
 ack if the proof is the one of the rows that it applied. A keeper that cannot continue sends FAILED at any time. Rows
-flow both ways at once. POLL, PING and STOP each get an ACK, and LOOKUP gets a LOOKUP_ANSWER. A keeper answers PING and
-LOOKUP in the middle of an epoch, too.
+flow both ways at once. POLL, PING and STOP each get an ACK, LOOKUP and PROFILE an answer of their own. A keeper answers
+PING, LOOKUP and PROFILE in the middle of an epoch, too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from strandline.core.errors import KeeperError
 from strandline.core.failure import Failure, from_failure
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.format.manifest import PartitionInfo
+from strandline.keeper.sampling import Samples
 from strandline.runtime.state.lookups import LookupEntries, LookupRequest
 
 _HEADER = struct.Struct("<BQ")
@@ -44,6 +45,8 @@ STOP: Final = 12
 PING: Final = 13
 LOOKUP: Final = 14
 LOOKUP_ANSWER: Final = 15
+PROFILE: Final = 16
+PROFILE_ANSWER: Final = 17
 
 
 @decodable
@@ -95,6 +98,24 @@ class LookupAnswer(msgspec.Struct, frozen=True, kw_only=True):
     keeper: str
     """As in its acks."""
     entries: LookupEntries
+
+
+@decodable
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to begin to take samples of what the keeper does or, without `seconds`, to end that and return them."""
+
+    generation: Generation
+    seconds: float | None = None
+
+
+@decodable
+class ProfileAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A keeper's answer to a request for samples."""
+
+    keeper: str
+    """As in its acks."""
+    samples: Samples | None = None
+    """None if it has just begun, or has none: it may have started since."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib
 import pdb
 import sys
 from collections.abc import Callable, Mapping
@@ -133,6 +134,8 @@ class Breaks:
     """The uid of the only operator to stop in; "" for all."""
     on_call: Callable[[Call, StateView], Callable[[list[Any]], None] | None] | None = None
     """Called before each call; what it returns is called after it, with the call's rows."""
+    only: Callable[[Call], bool] | None = None
+    """Says of each call whether it is made; None: all are."""
     epoch: int = 0
     stopped: list[Call] = field(default_factory=list)
     """The calls at which it stopped."""
@@ -199,6 +202,8 @@ class Breaks:
             self._counts[uid, partition] = number = self._counts.get((uid, partition), 0) + 1
             value = event.timestamp if name == "on_timer" else event
             this = Call(uid, partition, name, number, self.epoch, ctx.key, value)
+            if self.only is not None and not self.only(this):
+                return None
             after = self._before(this, view, ctx)
             note = self.on_call(this, view) if self.on_call is not None else None
             try:
@@ -295,7 +300,7 @@ class Breaks:
 
     def _attach(self) -> None:
         try:
-            import debugpy  # type: ignore[import-not-found]
+            debugpy = importlib.import_module("debugpy")
         except ImportError:
             raise ConfigurationError(
                 "--debugger debugpy: debugpy is not installed", hint="pip install debugpy, or leave --debugger out"

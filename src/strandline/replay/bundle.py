@@ -27,8 +27,9 @@ from strandline.core.version import VERSION
 from strandline.format.epochs import FAILED_RUN, EpochRecord, EpochRecords, FailedRun, pack_epochs, unpack_epochs
 from strandline.format.names import StatePath
 from strandline.keeper.paths import Places
-from strandline.plan.graph import Node, OperatorNode, PairNode, with_ancestors
+from strandline.plan.graph import Node, OperatorNode
 from strandline.replay.frames import Steps
+from strandline.replay.keys import has_key, rows_of_key
 from strandline.replay.recorded import Origin, Recorded
 from strandline.replay.session import Input, SourceInput, settle
 from strandline.snapshot.opening.snapshot import open_snapshot, savepoint_place
@@ -206,9 +207,7 @@ class _Change:
     def rows(self, node: Node, rows: Rows, job: Job) -> Rows:
         """Return the rows of a node as the bundle has them."""
         if self._key:
-            keys = _keys_behind(node, job._plan.pipeline.operators)
-            if keys is not None:
-                rows = rows.filter(_has_key(rows, keys, self._key))
+            rows = rows_of_key(node, rows, job._plan.pipeline.operators, self._key)
         return _hashed(rows, self._salt) if self._salt else rows
 
     def edits(self, operators: Sequence[Any]) -> dict[str, Edit]:
@@ -225,7 +224,7 @@ class _Change:
     def _edit(self, keys: Sequence[str], is_broadcast: bool) -> Callable[[pa.RecordBatch], pa.RecordBatch | None]:
         def edit(rows: pa.RecordBatch) -> pa.RecordBatch:
             if self._key and not is_broadcast:
-                rows = rows.filter(_has_key(rows, keys, self._key))
+                rows = rows.filter(has_key(rows, keys, self._key))
             if self._salt:
                 # Another key has another key group.
                 rows = _hashed(rows, self._salt)
@@ -270,29 +269,6 @@ def _hash_value(value: Any, salt: bytes) -> Any:
         case tuple():
             return tuple(_hash_value(part, salt) for part in value)
     return value
-
-
-def _has_key(rows: pa.RecordBatch, keys: Sequence[str], wanted: str) -> pa.Array:
-    """Return which rows have a key, as text; several columns with commas between."""
-    columns = [rows.column(name).to_pylist() for name in keys]
-    return pa.array([",".join(map(str, values)) == wanted for values in zip(*columns, strict=True)], pa.bool_())
-
-
-def _keys_behind(node: Node, operators: Sequence[OperatorNode]) -> Sequence[str] | None:
-    """Return the key columns by which operators read a node's rows; None if its rows are needed for other keys."""
-    keys = set()
-    for operator in operators:
-        parent = operator.parent
-        if parent is node:
-            keys.add(operator.keys)
-        elif isinstance(parent, PairNode) and node in parent.parents:
-            halves = [half.keys for half in parent.halves if half.node is node]
-            if any(not half for half in halves):
-                return None
-            keys.update(halves)
-        elif node in with_ancestors(operator):
-            return None
-    return next(iter(keys)) if len(keys) == 1 else None
 
 
 def _key_columns(operator: Any) -> list[str]:

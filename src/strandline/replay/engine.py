@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from strandline.backends.base import LocalFile
-from strandline.core.ids import Partition
+from strandline.core.ids import Epoch, Partition
 from strandline.core.scratch import Scratch
 from strandline.core.settings import BackendName
 from strandline.format.epochs import EpochRecord
-from strandline.keeper.restoring import PartitionRestore
 from strandline.plan.graph import FailedNode, MapNode, Node, OperatorNode, OutputNode, PairNode, UnionNode
 from strandline.plan.pipeline import Operator
+from strandline.plan.upgrade import plan_upgrade
 from strandline.replay.frames import Steps, in_parts, placed_after
 from strandline.replay.recorded import Origin
-from strandline.runtime.program import Process, Program, Restore
+from strandline.runtime.program import Process
 from strandline.runtime.task.task import EpochTimes
 from strandline.runtime.task.unsaved import Finding
 from strandline.spark.keepers.exchange import clone_session
 from strandline.spark.lower.plan import Plan
+from strandline.storage.place import Place
 from strandline.testing.nodes import Rows, evaluate, schema_of
 from strandline.testing.operator import Hooks, Partitions
+from strandline.testing.stored import Restoring, restoring_from, save
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class EpochOutput:
     record: EpochRecord
     operators: Mapping[str, Rows]
     sinks: Mapping[str, pa.RecordBatch]
+    nodes: Mapping[Node, Rows]
+    """The rows of all nodes that are known here: not of those that Spark computes on the way to others."""
 
 
 @dataclass
@@ -49,36 +52,48 @@ class ReplayRun:
     """Called with each function before it is bound to its state: a debugger wraps its methods."""
     findings: list[Finding] = field(default_factory=list)
     """Data that functions keep outside of their states."""
+    follows: bool = True
+    """Whether it is rescaled where the job was."""
+    also: Collection[Node] = ()
+    """Nodes whose rows are wanted, beside those that are needed."""
 
     def __post_init__(self) -> None:
-        self.steps = Steps(self.plan, self.operators)
         self._sinks = {name: node for name, _, node in self.plan.sinks}
         self._session: SparkSession | None = None
         self._scratch = Scratch("replay")
         self.partitions: dict[Node, Partitions] = {}
-        hooks = Hooks(self.loaded, self._restoring, self.findings.append)
         try:
-            for number, operator in enumerate(self.operators):
-                opened = Partitions(operator, self.backend, self._scratch.path / str(number), hooks)
-                self.partitions[operator.node] = opened
-                opened.open(None, self.origin.epoch)
+            self._open(self.operators, self.origin.restoring(self.operators), self.origin.epoch)
         except BaseException:
             self.close()
             raise
 
-    def _restoring(self, program: Program, partition: Partition, database: Path) -> PartitionRestore | None:
-        manifest = self.origin.manifest
-        operator = next(each for each in self.operators if each.uid == program.uid)
-        stored = operator.migration.stored
-        if manifest is None or stored is None:
-            return None
-        restore = Restore(
-            checkpoint=manifest.checkpoint, epoch=manifest.epoch, stored=stored, place=self.origin.folder.place({})
-        )  # fmt: skip
-        return PartitionRestore(program, partition, database.parent, self.origin.jobdir, restore, stored)
+    def _open(self, operators: Sequence[Operator], restoring: Restoring, epoch: Epoch) -> None:
+        self.operators, self.steps = operators, Steps(self.plan, operators, self.also)
+        hooks = Hooks(self.loaded, restoring, self.findings.append)
+        for number, operator in enumerate(operators):
+            directory = self._scratch.path / f"{epoch}-{number}"
+            opened = self.partitions[operator.node] = Partitions(operator, self.backend, directory, hooks)
+            opened.open(None, epoch)
+
+    def _rescale(self, numbers: Mapping[str, int], epoch: Epoch) -> None:
+        """Go on with another parallelism of operators, by uid, from the state after an epoch."""
+        folder = self._scratch.path / f"rescaled-{epoch}"
+        infos = [operator.info(self.backend) for operator in self.operators]
+        files = {uid: some for uid, (_, some) in self.snapshots().items()}
+        saved = save(self.origin.jobdir.job, epoch, infos, files, folder, now_us=0, watermarks={})
+        for each in self.partitions.values():
+            each.abandon()
+        operators = [replace(each, parallelism=numbers.get(each.uid, each.parallelism)) for each in self.operators]
+        migrations = plan_upgrade(saved.operators, operators).migrations
+        operators = [replace(each, migration=migrations[each.uid]) for each in operators]
+        self._open(operators, restoring_from(saved, Place(url=folder.as_uri(), fsync=False), operators), epoch)
 
     def run(self, record: EpochRecord, rows: Mapping[Node, Rows]) -> EpochOutput:
         """Run one epoch; `rows` has those of the nodes in `steps.front`, none in an epoch without rows."""
+        numbers = record.parallelism if self.follows else {}
+        if any(numbers.get(each.uid, each.parallelism) != each.parallelism for each in self.operators):
+            self._rescale(numbers, Epoch(record.epoch - 1))
         times = EpochTimes(record.watermark_us, record.now_us, record.fired_us)
         results: dict[Node, Rows] = {node: rows[node] if node in rows else _no_rows(node) for node in self.steps.front}
         for node in self.plan.pipeline.nodes:
@@ -87,7 +102,7 @@ class ReplayRun:
             results[node] = self._evaluate(node, [results[parent] for parent in node.parents], record, times)
         visible = {name: _visible(node, results[node]) for name, node in self._sinks.items()}
         by_uid = {node.uid: rows for node, rows in results.items() if isinstance(node, OperatorNode)}
-        return EpochOutput(record, by_uid, visible)
+        return EpochOutput(record, by_uid, visible, results)
 
     def _evaluate(self, node: Node, parents: Sequence[Rows], record: EpochRecord, times: EpochTimes) -> Rows:
         match node:

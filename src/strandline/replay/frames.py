@@ -6,7 +6,7 @@ sends them: by partition, and within a partition as they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -52,7 +52,8 @@ _ONE_BATCH = {
 class Steps:
     """Computes nodes of a plan with Spark."""
 
-    def __init__(self, plan: Plan, operators: Sequence[Operator]) -> None:
+    def __init__(self, plan: Plan, operators: Sequence[Operator], also: Collection[Node] = ()) -> None:
+        """`also` are nodes whose rows are wanted, too."""
         self._plan = plan
         self._most_partitions = max((operator.parallelism for operator in operators), default=0)
         nodes = plan.pipeline.nodes
@@ -65,13 +66,14 @@ class Steps:
                 self.before.add(node)
         needed = {parent for node in nodes if node not in self.before for parent in node.parents}
         needed.update(node for _, _, node in plan.sinks)
+        needed.update(also)
         self.front = [node for node in nodes if node in self.before and node in needed]
-        """Those of them whose rows are needed behind: by an operator, a function or a sink."""
+        """Those of them whose rows are needed: by an operator, a function or a sink behind, or by the caller."""
 
-    def read(self, df: DataFrame, record: EpochRecord) -> dict[Node, Rows]:
-        """Return the rows of the nodes in `front`, of an epoch's rows."""
-        self._prepare(df.sparkSession)
-        frames = self._plan.sources.split(df)
+    def read(self, sources: Mapping[Node, DataFrame], record: EpochRecord) -> dict[Node, Rows]:
+        """Return the rows of the nodes in `front`, of each source's rows of an epoch."""
+        frames = dict(sources)
+        self._prepare(next(iter(frames.values())).sparkSession)
         for node in self._plan.pipeline.nodes:
             if node in self.before and node not in frames:
                 frames[node] = self._frame(node, [frames[parent] for parent in node.parents], record)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.core.errors import ConfigurationError, NotFoundError
+from strandline.core.ids import Epoch
 from strandline.format.names import StatePath, matching_names, name_in
+from strandline.plan.graph import Node, PartialNode
 from strandline.plan.pipeline import Operator
 from strandline.replay.breaks import Breaks, Call, StateView, is_key
+from strandline.replay.engine import EpochOutput
 from strandline.replay.recorded import Recorded
-from strandline.replay.session import Input, Replay
+from strandline.replay.session import Replay
 from strandline.runtime.builtin import BuiltinOperator
 from strandline.spark.job.job import Job
 
@@ -27,60 +31,104 @@ class Change:
     call: str
     """The method that made it; "epoch" for built-in operators, of which only the epoch is known."""
     event: Any
-    """The event, or the time of the timer; None for built-in operators."""
+    """The event, or the time of the timer; for built-in operators the key's events in the epoch, as dicts."""
     before: Any
     after: Any
     rows: tuple[Any, ...]
     """The rows that the call gave; for built-in operators none."""
+    number: int = 0
+    """The number of the call among those of its partition in the epoch."""
 
 
-def history_of(job: Job, recorded: Recorded, state: str, key: str, source: Input | None = None) -> Iterator[Change]:
+def history_of(job: Job, recorded: Recorded, state: str, key: str) -> Iterator[Change]:
     """Yield the changes of a state of a key in recorded epochs.
 
     Raises NotFoundError for an unknown state; the replay ends, without an error, at an epoch that fails again.
     """
-    changes: list[Change] = []
-    epochs = {record.epoch: record.now_us for record in recorded.epochs}
     breaks = Breaks(None)
-    with Replay(job, recorded, breaks, source=source) as run:
+    with Replay(job, recorded, breaks, also=event_nodes) as run:
         uid, name = find_state(run.operators, state)
         operator = next(each for each in run.operators if each.uid == uid)
-        if isinstance(operator.node.process, BuiltinOperator) or not operator.declared:
-            yield from _by_epoch(run, uid, key)
+        if not has_calls(operator):
+            yield from changes_by_epoch(run, operator, run.run.find(uid).parse_key(key))
             return
-
-        def on_call(call: Call, view: StateView) -> Callable[[list[Any]], None] | None:
-            if call.operator != uid or not is_key(key, call.key):
-                return None
-            before = copy.deepcopy(getattr(view, name))
-
-            def after(rows: list[Any]) -> None:
-                value = copy.deepcopy(getattr(view, name))
-                if value != before:
-                    change = call.epoch, epochs[call.epoch], call.method, call.event, before, value, tuple(rows)  # type: ignore[index]
-                    changes.append(Change(*change))
-
-            return after
-
-        breaks.on_call = on_call
-        for result in run:
-            if result.output is not None:
-                yield from changes
-            changes.clear()
+        for change in changes_by_call(run, breaks, uid, [name], lambda call: is_key(key, call.key)):
+            if change.before[name] != change.after[name]:
+                yield replace(change, before=change.before[name], after=change.after[name])
 
 
-def _by_epoch(run: Replay, uid: str, key: str) -> Iterator[Change]:
-    """Yield the changes of a built-in operator's results for a key, epoch by epoch."""
-    partitions = run.run.find(uid)
-    wanted = partitions.parse_key(key)
-    before = partitions.state(wanted)
+def has_calls(operator: Operator) -> bool:
+    """Whether an operator is a function that is called for each event."""
+    process = operator.node.process
+    return not isinstance(process, BuiltinOperator | KeyedBatchProcess) and isinstance(process, KeyedProcess)
+
+
+def changes_by_call(
+    run: Replay, breaks: Breaks, uid: str, names: Sequence[str], is_wanted: Callable[[Call], bool]
+) -> Iterator[Change]:
+    """Yield the wanted calls of a function, with its states of these names before and after, as dicts."""
+    changes: list[Change] = []
+    epochs = {record.epoch: record.now_us for record in run.recorded.epochs}
+
+    def values(view: StateView) -> dict[str, Any]:
+        return {name: copy.deepcopy(getattr(view, name)) for name in names}
+
+    def on_call(call: Call, view: StateView) -> Callable[[list[Any]], None] | None:
+        if call.operator != uid or not is_wanted(call):
+            return None
+        before = values(view)
+
+        def after(rows: list[Any]) -> None:
+            now_us = epochs[Epoch(call.epoch)]
+            changes.append(
+                Change(call.epoch, now_us, call.method, call.event, before, values(view), tuple(rows), call.number)
+            )
+
+        return after
+
+    breaks.on_call = on_call
+    for result in run:
+        if result.output is not None:
+            yield from changes
+        changes.clear()
+
+
+def changes_by_epoch(run: Replay, operator: Operator, key: Any) -> Iterator[Change]:
+    """Yield a built-in operator's results for a key before and after each epoch that changes them or has its events.
+
+    The replay is one with `also=event_nodes`.
+    """
+    before = run.run.find(operator.uid).state(key)
     for result in run:
         if result.output is None:
             return
-        after = partitions.state(wanted)
-        if after != before:
-            yield Change(result.record.epoch, result.record.now_us, "epoch", None, before, after, ())
+        after = run.run.find(operator.uid).state(key)
+        events = _events_of(result.output, operator, key)
+        if events or after != before:
+            yield Change(result.record.epoch, result.record.now_us, "epoch", events, before, after, ())
         before = after
+
+
+def event_nodes(operators: Sequence[Operator]) -> list[Node]:
+    """Return the nodes with the events of each operator: not the accumulators that Spark makes of them."""
+    return [node for operator in operators if (node := _event_node(operator)) is not None]
+
+
+def _event_node(operator: Operator) -> Node | None:
+    parent = operator.node.parent
+    return parent.parents[0] if isinstance(parent, PartialNode) else parent
+
+
+def _events_of(output: EpochOutput, operator: Operator, key: Any) -> list[dict[str, Any]]:
+    """Return the events of a key in an epoch, without hidden columns; of a join, without the empty side."""
+    node, keys = _event_node(operator), operator.node.keys
+    rows = None if node is None else output.nodes.get(node)
+    if node is None or rows is None or not {*keys} <= {*rows.schema.names}:
+        return []
+    wanted = repr(key if isinstance(key, tuple) else (key,))
+    names = [name for name in node.columns.names if name in rows.schema.names]
+    of_key = (row for row in rows.to_pylist() if repr(tuple(row[name] for name in keys)) == wanted)
+    return [{name: row[name] for name in names if row[name] is not None} for row in of_key]
 
 
 def find_state(operators: list[Operator], name: str) -> tuple[str, str]:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
 from strandline.checkpoint.catalog import Catalog, read_catalog
 from strandline.checkpoint.folder import Folder
-from strandline.checkpoint.jobdir import JobDirectory, failed_generation, manifest_path
+from strandline.checkpoint.jobdir import GENERATIONS, JobDirectory, failed_generation, manifest_path
 from strandline.checkpoint.restore import choose
 from strandline.checkpoint.source_log import read_source
 from strandline.checkpoint.start import Start, load_start, start_files
-from strandline.core.errors import ConfigurationError, NotFoundError
+from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.epochs import FAILED_RUN, EpochRecord, FailedRun, unpack_epochs
 from strandline.format.manifest import Manifest
-from strandline.snapshot.opening.snapshot import open_snapshot
+from strandline.plan.pipeline import Operator
+from strandline.snapshot.opening.snapshot import Snapshot, open_folder, open_snapshot
+from strandline.testing.stored import Restoring, restoring_from
 
 START = "start"
 """The name, in place of a snapshot's, of the job's first start."""
@@ -33,6 +35,14 @@ class Origin:
     """The folder of the snapshot's files."""
     jobdir: JobDirectory
     url: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Of the storage of `folder`."""
+
+    def restoring(self, operators: Sequence[Operator]) -> Restoring:
+        """Return how partitions of operators restore it."""
+        if self.manifest is None:
+            return lambda program, partition, database: None
+        return restoring_from(self.manifest, self.folder.place(self.options, fsync=False), operators)
 
     @property
     def epoch(self) -> Epoch:
@@ -70,15 +80,50 @@ class Recorded:
         return self.failure.failed if self.failure is not None else None
 
 
-def find_recorded(jobdir: JobDirectory, start: str, to: int | None, options: Mapping[str, str]) -> Recorded:
+def find_origin(jobdir: JobDirectory, start: str, options: Mapping[str, str], *, of_snapshot: bool = False) -> Origin:
+    """Return where a replay begins, with the directory of the job whose epochs follow.
+
+    That is `jobdir`, or with `of_snapshot` the directory of the job that took a snapshot which is named by its path or
+    url, if it is there. Raises NotFoundError for a snapshot that does not exist.
+    """
+    if is_url(start):
+        snapshot = open_snapshot(start, options, fsync=False)
+        jobdir = (_directory_of(snapshot, options) if of_snapshot else None) or jobdir
+        return Origin(snapshot.manifest, snapshot.folder, jobdir, snapshot.url, options)
+    catalog = read_catalog(jobdir)
+    return replace(_origin(jobdir, catalog, _newest_failure(jobdir, catalog), start), options=options)
+
+
+def is_url(start: str) -> bool:
+    """Whether a replay begins with a snapshot that is named by its path or url."""
+    return bool(start) and start != START and not start.isdigit()
+
+
+def _directory_of(snapshot: Snapshot, options: Mapping[str, str]) -> JobDirectory | None:
+    """Return the directory of the job that a snapshot is of, if it is known and is there."""
+    source = snapshot.manifest.source
+    if isinstance(snapshot.folder, JobDirectory) and next(snapshot.folder.list(GENERATIONS), None) is not None:
+        return snapshot.folder
+    if source is None or not source.directory:
+        return None
+    try:
+        return JobDirectory(open_folder(source.directory, options, fsync=False).store, snapshot.manifest.job, folder="")
+    except StrandlineError:
+        return None
+
+
+def find_recorded(
+    jobdir: JobDirectory, start: str, to: int | None, options: Mapping[str, str], *, of_snapshot: bool = False
+) -> Recorded:
     """Return the epochs after a snapshot: a checkpoint's number, a path or url, "start", or "" for the best one.
 
-    That is the last one before the failure, or the last but one. Raises NotFoundError for a snapshot that does not
-    exist, and ConfigurationError if the epochs after it are not recorded.
+    That is the last one before the failure, or the last but one; `of_snapshot` as for `find_origin`. Raises
+    NotFoundError for a snapshot that does not exist, and ConfigurationError if the epochs after it are not recorded.
     """
+    origin = find_origin(jobdir, start, options, of_snapshot=of_snapshot)
+    jobdir = origin.jobdir
     catalog = read_catalog(jobdir)
     failure = _newest_failure(jobdir, catalog)
-    origin = _origin(jobdir, catalog, failure, start, options)
     by_epoch: dict[Epoch, EpochRecord] = {}
     tasks = 0
     sources = [each for each in (failure.epochs if failure else None,) if each]
@@ -105,9 +150,7 @@ def _newest_failure(jobdir: JobDirectory, catalog: Catalog) -> FailedRun | None:
     return jobdir.read(f"generations/{max(generations)}.failed", FAILED_RUN.decode)
 
 
-def _origin(
-    jobdir: JobDirectory, catalog: Catalog, failure: FailedRun | None, start: str, options: Mapping[str, str]
-) -> Origin:
+def _origin(jobdir: JobDirectory, catalog: Catalog, failure: FailedRun | None, start: str) -> Origin:
     live = catalog.live
     if start == START:
         return Origin(None, jobdir, jobdir, jobdir.url)
@@ -117,19 +160,16 @@ def _origin(
         if not before and not (live and min(live) > 1):
             return Origin(None, jobdir, jobdir, jobdir.url)
         start = str(max(before or live))
-    if start.isdigit():
-        number = CheckpointId(int(start))
-        if number not in live:
-            why = catalog.void.get(number) or catalog.damaged.get(number) or "there is none of this number"
-            raise NotFoundError(
-                f"{jobdir.url}/{manifest_path(number)}: a replay cannot begin with checkpoint {number}: {why}",
-                hint=f"it can begin with {', '.join(map(str, live))}; Checkpoints(retain=…) keeps more of them"
-                if live
-                else f"the job has none: give --from {START}, or a savepoint",
-            )
-        return Origin(live[number], jobdir, jobdir, f"{jobdir.url}/chk-{number}")
-    snapshot = open_snapshot(start, options)
-    return Origin(snapshot.manifest, snapshot.folder, jobdir, snapshot.url)
+    number = CheckpointId(int(start))
+    if number not in live:
+        why = catalog.void.get(number) or catalog.damaged.get(number) or "there is none of this number"
+        raise NotFoundError(
+            f"{jobdir.url}/{manifest_path(number)}: a replay cannot begin with checkpoint {number}: {why}",
+            hint=f"it can begin with {', '.join(map(str, live))}; Checkpoints(retain=…) keeps more of them"
+            if live
+            else f"the job has none: give --from {START}, or a savepoint",
+        )
+    return Origin(live[number], jobdir, jobdir, f"{jobdir.url}/chk-{number}")
 
 
 def _files_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -13,10 +13,12 @@ from strandline.format.epochs import EpochRecord
 from strandline.plan.graph import Node
 from strandline.plan.parallelism import Parallelism
 from strandline.plan.pipeline import Operator
+from strandline.plan.upgrade import Upgrade
 from strandline.replay.breaks import Breaks
 from strandline.replay.comparison import StateDifference, compare_snapshots, compare_with_checkpoint
 from strandline.replay.engine import EpochOutput, ReplayRun
 from strandline.replay.frames import Steps, shuffled
+from strandline.replay.keys import rows_of_key
 from strandline.replay.reading import BatchReader
 from strandline.replay.recorded import Recorded
 from strandline.runtime.task.unsaved import Finding
@@ -42,7 +44,7 @@ class SourceInput:
     """The rows of epochs, read from the job's sources again."""
 
     def __init__(self, job: Job, recorded: Recorded) -> None:
-        sources = job._plan.sources
+        sources = self._sources = job._plan.sources
         names = recorded.names or sources.names
         unknown = sorted(set(names) ^ set(sources.names))
         if unknown:
@@ -61,7 +63,8 @@ class SourceInput:
 
     def rows(self, record: EpochRecord, steps: Steps) -> Mapping[Node, Rows]:
         """Return the rows of the nodes in `steps.front`, of an epoch with a batch."""
-        return self._reader.read(record, self._before[record.batch], lambda df: steps.read(df, record))
+        split = self._sources.split
+        return self._reader.read(record, self._before[record.batch], lambda df: steps.read(split(df), record))
 
     def close(self) -> None:
         """Remove the logs of the batches."""
@@ -101,6 +104,10 @@ class Replay:
     check: bool = False
     source: Input | None = None
     """The rows; None: the job's sources."""
+    key: str = ""
+    """The only key whose rows run; no state is compared then, since that of other keys stays as it was."""
+    also: Callable[[Sequence[Operator]], Collection[Node]] = lambda operators: ()
+    """Returns the nodes whose rows are wanted in an epoch's output, beside those that are needed."""
     findings: list[Finding] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -120,7 +127,8 @@ class Replay:
 
     def _open(self, loaded: Callable[..., None] = lambda *_: None) -> ReplayRun:
         run = ReplayRun(
-            self.job._plan, self.operators, self.recorded.origin, self.job.settings.backend, loaded
+            self.job._plan, self.operators, self.recorded.origin, self.job.settings.backend, loaded,
+            also=self.also(self.operators),
         )  # fmt: skip
         self._close.callback(run.close)
         return run
@@ -128,20 +136,35 @@ class Replay:
     def __iter__(self) -> Iterator[EpochReplay]:
         """Run one epoch after the other; the first that fails is the last."""
         for record in self.recorded.epochs:
-            rows = self._input.rows(record, self.run.steps) if record.batch >= 0 else {}
-            result = self._run(record, rows)
+            result = self._run(record, self.rows(record))
             yield result
             if result.output is None or self.breaks.has_quit:
                 return
 
+    def rows(self, record: EpochRecord) -> Mapping[Node, Rows]:
+        """Return the rows that an epoch begins with."""
+        rows = self._input.rows(record, self.run.steps) if record.batch >= 0 else {}
+        if not self.key:
+            return rows
+        return {
+            node: rows_of_key(node, each, self.job._plan.pipeline.operators, self.key) for node, each in rows.items()
+        }
+
+    def run_once(self, record: EpochRecord, rows: Mapping[Node, Rows]) -> EpochOutput:
+        """Run an epoch alone, without the commit; after an error it is forgotten."""
+        self.breaks.begin(record.epoch)
+        try:
+            return self.run.run(record, rows)
+        except BaseException:
+            self.run.abort()
+            raise
+
     def _run(self, record: EpochRecord, rows: Mapping[Node, Rows]) -> EpochReplay:
         count = sum(each.num_rows for each in rows.values())
         while True:
-            self.breaks.begin(record.epoch)
             try:
-                output = self.run.run(record, rows)
+                output = self.run_once(record, rows)
             except (StrandlineError, BaseException) as error:
-                self.run.abort()
                 if self.breaks.has_target():
                     continue
                 if not isinstance(error, UserCodeError):
@@ -155,7 +178,7 @@ class Replay:
         unequal = tuple(self._compare(record, rows, output))
         manifest = self.recorded.checkpoints.get(record.epoch)
         differences = None
-        if manifest is not None:
+        if manifest is not None and not self.key:
             differences = tuple(
                 compare_with_checkpoint(self.run.snapshots(), manifest, self.recorded.origin.jobdir)
             )  # fmt: skip
@@ -169,7 +192,7 @@ class Replay:
             uids = list(_unequal(output, again, self.operators, sort=name == "order"))
             states: list[StateDifference] = []
             if uids or record.epoch in self.recorded.checkpoints or record is self.recorded.epochs[-1]:
-                infos = [operator.info(self.job.settings.backend) for operator in self.operators]
+                infos = [operator.info(self.job.settings.backend) for operator in self.run.operators]
                 states = compare_snapshots(infos, self.run.snapshots(), other.snapshots())
             if not (uids or states):
                 continue
@@ -209,30 +232,35 @@ def _plain(rows: Rows, *, sort: bool) -> list[str]:
 
 def settle(job: Job, recorded: Recorded) -> list[Operator]:
     """Return the operators as they ran in recorded epochs; raise ConfigurationError if the program has others."""
-    origin, manifest = recorded.origin, recorded.origin.manifest
-    numbers = [record.parallelism for record in recorded.epochs if record.parallelism]
-    changed = next((r.epoch for r in recorded.epochs if r.parallelism not in ({}, numbers[0])), None)
-    if changed is not None:
-        raise ConfigurationError(
-            f"{origin.url}: the job was rescaled before epoch {changed}, and a replay has one parallelism",
-            hint=f"end before it with --to {changed - 1}, or begin with the checkpoint after it",
-        )
-    pipeline = job._plan.pipeline
-    stored = manifest.operators if manifest is not None else ()
-    unknown = sorted(set(numbers[0] if numbers else ()) ^ {node.uid for node in pipeline.operators})
+    numbers = next((record.parallelism for record in recorded.epochs if record.parallelism), {})
+    unknown = sorted(set(numbers) ^ {node.uid for node in job._plan.pipeline.operators})
     if unknown:
         raise ConfigurationError(
             f"the program and the recorded epochs differ in the operator '{unknown[0]}'",
-            hint="replay with the program that the job ran; `strandline test` compares another one with it",
+            hint="replay with the program that the job ran; `strandline test` runs another one",
         )
-    settled = pipeline.settle(Parallelism(default=1, overrides=numbers[0] if numbers else {}), stored)
+    return upgraded(job, recorded)[0]
+
+
+def upgraded(
+    job: Job, recorded: Recorded, drop: Sequence[str] = (), from_now: Sequence[str] = ()
+) -> tuple[list[Operator], Upgrade | None]:
+    """Return a program's operators as they continue from the snapshot, with the changes of its state.
+
+    Raises IncompatibleStateError with all reasons if they cannot. `drop` and `from_now` are those of `Job.start`.
+    """
+    manifest, pipeline = recorded.origin.manifest, job._plan.pipeline
+    numbers = next((record.parallelism for record in recorded.epochs if record.parallelism), {})
+    known = {node.uid: numbers[node.uid] for node in pipeline.operators if node.uid in numbers}
+    stored = manifest.operators if manifest is not None else ()
+    settled = pipeline.settle(Parallelism(default=1, overrides=known), stored)
     if manifest is None:
-        return settled
+        return settled, None
     sinks = {name: sink for name, sink, _ in job._plan.sinks}
     upgrade = check_compatible(
-        manifest, settled, sinks, job._plan.sources.names, url=origin.url, fork=True
-    )  # fmt: skip
-    return [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in settled]
+        manifest, settled, sinks, job._plan.sources.names, drop, url=recorded.origin.url, fork=True, from_now=from_now
+    )
+    return [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in settled], upgrade
 
 
 def jobdir_of(job: Job) -> JobDirectory:

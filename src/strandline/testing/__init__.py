@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from strandline.testing.events import Right, events
-from strandline.testing.harness import Harness, Snapshot
+from strandline.testing.harness import Harness, Snapshot, from_snapshot
 
-__all__ = ["Harness", "Right", "Snapshot", "events"]
+__all__ = ["Harness", "Right", "Snapshot", "events", "from_snapshot"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from strandline.api.badrecords import OnError, Then
@@ -20,6 +21,7 @@ from strandline.spark.streams.stream import Stream, as_names
 from strandline.testing.events import Events, Right
 from strandline.testing.nodes import Rows
 from strandline.testing.run import Output, PipelineRun
+from strandline.testing.stored import StoredState
 from strandline.testing.streams import StreamOptions, check_function, streams_of
 from strandline.testing.times import Times
 from strandline.types.spark_schema import SparkType
@@ -55,6 +57,8 @@ class Harness:
 
     For windows, built-in aggregates and whole pipelines, pass a stream that begins with `testing.events`. It has all
     options but `backend` and `parallelism`, and its watermark follows the events.
+
+    `from_snapshot` makes one with the state of a job's checkpoint or savepoint, `stored`.
 
     >>> from strandline import KeyedProcess, Value
     >>> class Count(KeyedProcess):
@@ -100,14 +104,16 @@ class Harness:
         sides: Mapping[str, str | SparkType] | None = None,
         on_error: OnError | Then = "fail",
         uid: str = "operator",
-        backend: BackendName = "filesystem",
-        parallelism: int = 1,
+        backend: BackendName | None = None,
+        parallelism: int | None = None,
         max_parallelism: int | None = None,
+        stored: StoredState | None = None,
     ) -> None:
+        backend = backend or (stored.backend if stored else "filesystem")
         if backend not in BACKENDS:
             raise ConfigurationError(f"Harness: backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
-        if not isinstance(parallelism, int):
-            raise ConfigurationError(f"Harness: parallelism is {parallelism!r}, expected a number")
+        if parallelism is not None and (not isinstance(parallelism, int) or parallelism < 1):
+            raise ConfigurationError(f"Harness: parallelism is {parallelism!r}, expected a positive number")
         lefts = StreamOptions(schema, key, event_time, watermark)
         rights = StreamOptions(right, right_key, right_event_time, right_watermark)
         if isinstance(process, Stream):
@@ -134,12 +140,14 @@ class Harness:
             self._end = keyed.process(
                 process, output, uid=uid, sides=sides, max_parallelism=max_parallelism, on_error=on_error
             )
-        self._epoch = Epoch(0)
+        self._epoch = self._first = stored.manifest.epoch if stored else Epoch(0)
         self._output: Output = {}
         self._last: Snapshot | None = None
-        self._run = PipelineRun(backend, parallelism)
+        self._start: Snapshot | None = None
+        """Of a harness that began with a snapshot, its state then."""
+        self._run = PipelineRun(backend, parallelism, stored)
         try:
-            self._run.extend(self._end._node)
+            self._run.extend(self._end._node, in_full=isinstance(process, Stream))
         except BaseException:
             self.close()
             raise
@@ -148,7 +156,12 @@ class Harness:
         self._events = {
             name: Events(source, "right " if name == "right" else "") for name, source in self._sources.items()
         }
-        self._times = Times(pipeline.watermarks, follows=isinstance(process, Stream) or watermark is not None)
+        now_us = stored.now_us if stored else None
+        follows = isinstance(process, Stream) or watermark is not None
+        self._times = Times(pipeline.watermarks, follows=follows, now_us=now_us)
+        if stored is not None:
+            self._times.restore(stored.watermarks)
+            self._start = self._last = self.snapshot()
 
     def then(
         self,
@@ -167,7 +180,7 @@ class Harness:
         Then the harness returns the rows of the new operator. To read several streams, write a pipeline that begins
         with `testing.events`.
         """
-        if self._epoch:
+        if self._epoch != self._first:
             raise ConfigurationError("Harness: then() was called after an epoch", hint="build the chain first")
         before = self._end if side is None else self._end.side(side)
         check_function(process)
@@ -175,6 +188,8 @@ class Harness:
         end = keyed.process(process, output, uid=uid, sides=sides, max_parallelism=max_parallelism, on_error=on_error)
         self._run.extend(end._node)
         self._end = end
+        if self._start is not None:
+            self._start = self.snapshot()
         return self
 
     def __enter__(self) -> Self:
@@ -328,6 +343,7 @@ class Harness:
     def restore(self, snapshot: Snapshot | None) -> None:
         """Go back to a snapshot of this harness, or to the start for None; open new backends with its files."""
         self._run.check_open()
+        snapshot = snapshot or self._start
         if snapshot is not None and not self._run.fits(snapshot.files):
             raise ConfigurationError(
                 "Harness: the snapshot is of another harness, with other operators or another parallelism",
@@ -352,3 +368,39 @@ class Harness:
         for node, records in output.items():
             self._output.setdefault(node, []).extend(records)
         return output[self._end._node]
+
+
+def from_snapshot(
+    url: str | Path,
+    process: KeyedProcess | KeyedBatchProcess | Stream,
+    *,
+    drop: Sequence[str] = (),
+    from_now: Sequence[str] = (),
+    reopen: bool = False,
+    storage_options: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Harness:
+    """Return a harness whose state is that of a snapshot: a checkpoint, a savepoint, or a job's newest checkpoint.
+
+    `url` is its path or url, `options` are those of `Harness`; `backend` and `parallelism` are the snapshot's unless
+    they are given. A function needs the `uid` that it has in the job, and gets this operator's state alone. A stream is
+    a whole pipeline: it must have all operators with state. What a start of a job with this snapshot checks of the
+    state is checked: values are migrated, and IncompatibleStateError has all reasons why not; `drop`, `from_now` and
+    `reopen` are those of `Job.start`. The watermark goes on from the snapshot's, and the clock begins when it was
+    taken.
+
+    The snapshot's folder is only read, without a pin in it. Its files are copied when the harness opens: of a running
+    job, take one that stays for so long. `crash` goes back to the snapshot, or to a later one of the harness.
+
+    >>> from strandline import KeyedProcess, Value
+    >>> class Total(KeyedProcess):
+    ...     total = Value("bigint", default=0)
+    ...     def on_event(self, event, ctx):
+    ...         self.total.value += event.amount
+    ...         yield ctx.key, self.total.value
+    >>> total = dict(schema="card string, amount int", key="card", output="card string, total bigint", uid="totals")
+    >>> with from_snapshot("s3://prod/ck/totals", Total(), **total) as h:  # doctest: +SKIP
+    ...     rows = h.push({"card": "c1", "amount": 5})
+    """
+    stored = StoredState.open(url, storage_options, drop=drop, from_now=from_now, reopen=reopen)
+    return Harness(process, stored=stored, **options)

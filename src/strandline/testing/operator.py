@@ -25,13 +25,12 @@ from strandline.core.settings import BackendName
 from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
 from strandline.keeper.opening import open_task
-from strandline.keeper.restoring import PartitionRestore
 from strandline.plan import pipeline
 from strandline.plan.graph import OperatorNode
 from strandline.runtime.operators.joins import RIGHT
 from strandline.runtime.operators.windows.operator import WindowOperator
 from strandline.runtime.partition import OperatorPartition
-from strandline.runtime.program import Process, Program
+from strandline.runtime.program import Process
 from strandline.runtime.rowlayout import HIDDEN
 from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, VectorValueHandle
 from strandline.runtime.state.handles import AggregatingHandle, ListHandle, MapHandle
@@ -40,6 +39,7 @@ from strandline.runtime.task.task import EpochTimes, Task
 from strandline.runtime.task.unsaved import Finding
 from strandline.testing.events import AT
 from strandline.testing.nodes import Rows, concat, sort_rows
+from strandline.testing.stored import Restoring
 from strandline.types.columns import build, to_python
 from strandline.types.datatypes import parse_schema, parse_type
 from strandline.types.jsonforms import from_json, from_text
@@ -72,8 +72,8 @@ class Hooks:
 
     loaded: Callable[[Process, str, Partition], None] = lambda process, uid, partition: None
     """Called with each new function before it is bound to its state."""
-    restoring: Callable[[Program, Partition, Path], PartitionRestore | None] = lambda program, partition, database: None
-    """Returns what a partition restores into its database's directory; None: it begins empty."""
+    restoring: Restoring = lambda program, partition, database: None
+    """Called with each partition that opens without a snapshot of its own."""
     report: Callable[[Finding], None] = refuse
     """Called with each finding of data that a function keeps outside of its states."""
 
@@ -95,6 +95,7 @@ class Partitions:
     def __init__(
         self, operator: pipeline.Operator, backend: BackendName, directory: Path, hooks: Hooks | None = None
     ) -> None:
+        self.operator = operator
         self.node: OperatorNode = operator.node
         self.program = operator.program(backend=backend, **_RUN)
         self._hooks = hooks or Hooks()
@@ -118,7 +119,7 @@ class Partitions:
                 (os.link if file.shared else shutil.copyfile)(file.path, database / file.name)
             process = self.program.load()
             self._hooks.loaded(process, self.program.uid, Partition(index))
-            restoring = self._hooks.restoring(self.program, Partition(index), database)
+            restoring = None if snapshot else self._hooks.restoring(self.program, Partition(index), database)
             if restoring is not None:
                 restoring.fetch(database, copies=False)
             backend, task = open_task(self.program, process, Partition(index), database, restoring)

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from strandline.plan.parallelism import Parallelism
 from strandline.plan.pipeline import Pipeline
 from strandline.runtime.task.task import EpochTimes
 from strandline.testing.nodes import Rows, evaluate
-from strandline.testing.operator import Partitions
+from strandline.testing.operator import Hooks, Partitions
+from strandline.testing.stored import StoredState
 from strandline.testing.times import Times
 from strandline.types.columns import to_python
 from strandline.types.records import record_type
@@ -32,9 +34,10 @@ Output = dict[Node, list[Any]]
 class PipelineRun:
     """A pipeline, and the temporary directory of its operators' backends."""
 
-    def __init__(self, backend: BackendName, parallelism: int) -> None:
+    def __init__(self, backend: BackendName, parallelism: int | None, stored: StoredState | None = None) -> None:
         self._backend = backend
         self._parallelism = parallelism
+        self._stored = stored
         self._partitions: dict[OperatorNode, Partitions] = {}
         self._directory = Path(tempfile.mkdtemp(prefix="strandline-harness-"))
         # Without a call of `close`, garbage collection removes the directory.
@@ -45,8 +48,11 @@ class PipelineRun:
 
     # -- life
 
-    def extend(self, end: Node) -> None:
-        """Run the pipeline up to this node from now on, and open its new operators."""
+    def extend(self, end: Node, *, in_full: bool = False) -> None:
+        """Run the pipeline up to this node from now on, and open its new operators.
+
+        With `in_full`, it is to have all operators of the stored state, if there is any.
+        """
         operators = [node for node in with_ancestors(end) if isinstance(node, OperatorNode)]
         pipeline = Pipeline([end, *(side for node in operators for side in node.sides_before.values())])
         if any(isinstance(node, StepNode) for node in pipeline.nodes):
@@ -54,22 +60,28 @@ class PipelineRun:
                 "Harness: the pipeline has a step that only Spark can run",
                 hint="begin the test's pipeline after that step, with strandline.testing.events()",
             )
-        planned = pipeline.settle(Parallelism(default=self._parallelism))
+        stored, hooks = self._stored, None
+        known = stored.manifest.operators if stored else ()
+        planned = pipeline.settle(Parallelism(default=1, job=self._parallelism), known)
+        if stored is not None:
+            planned = stored.continued_by(planned, in_full=in_full)
+            hooks = Hooks(restoring=stored.restoring(planned))
         new = [each for each in planned if each.node not in self._partitions]
         places = (self._directory / str(at) for at in range(len(self._partitions), len(pipeline.operators)))
-        opened = [Partitions(each, self._backend, place) for each, place in zip(new, places, strict=True)]
+        opened = [Partitions(each, self._backend, place, hooks) for each, place in zip(new, places, strict=True)]
         self.end, self.pipeline = end, pipeline
-        for each in opened:
-            self._partitions[each.node] = each
-            each.open(None, Epoch(0))
+        with stored.reading() if stored else nullcontext():
+            for each in opened:
+                self._partitions[each.node] = each
+                each.open(None, stored.manifest.epoch if stored else Epoch(0))
         self.sides = {
             (node.uid, name): output_of(node, name)
             for node in self.pipeline.operators
             for name in (*node.sides, *node.sides_before)
         }
-        known = {side.parent for side in self.sides.values()}
+        with_sides = {side.parent for side in self.sides.values()}
         for at, node in enumerate(self.pipeline.nodes):
-            if isinstance(node, MapNode) and node.on_error.has_dead_letters and node not in known:
+            if isinstance(node, MapNode) and node.on_error.has_dead_letters and node not in with_sides:
                 # A step has no uid.
                 self.sides[str(at), DEAD_LETTERS] = output_of(node, DEAD_LETTERS)
 

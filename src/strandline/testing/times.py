@@ -19,8 +19,8 @@ _START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 class Times:
     """The clock and the watermark. Without event time there are no specs and no watermark."""
 
-    def __init__(self, specs: Sequence[WatermarkSpec], *, follows: bool) -> None:
-        self.now_us = timestamp_to_us(_START)
+    def __init__(self, specs: Sequence[WatermarkSpec], *, follows: bool, now_us: int | None = None) -> None:
+        self.now_us = timestamp_to_us(_START) if now_us is None else now_us
         self._follows = follows
         self._specs = list(specs)
         self._manual_us: int | None = None
@@ -84,7 +84,7 @@ class Times:
     def restore(self, stored: Mapping[str, int]) -> None:
         """Restore the watermarks of a snapshot; the clock does not change."""
         self._manual_us = None
-        self._watermarks = Watermarks(self._specs, stored, self.now_us)
+        self._watermarks = Watermarks(self._specs, stored if self._specs else {}, self.now_us)
 
 
 def _to_us(value: Any, method: str) -> int:

@@ -1,4 +1,4 @@
-"""Commands of the page that change a running job, and their progress."""
+"""Commands of the page to a running job, and their progress."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any
 import msgspec
 
 from strandline.control.client import call
-from strandline.control.commands import CHECKPOINT, RESCALE, ROLLBACK, SAVEPOINT, STOP, Command
+from strandline.control.commands import CHECKPOINT, PROFILE, RESCALE, ROLLBACK, SAVEPOINT, STOP, Command
 from strandline.control.wire import ProgressMessage
 from strandline.core.errors import ConfigurationError, NotFoundError
 from strandline.ui.jobs import Job
 
-_ACTIONS: dict[str, Command[Any, Any]] = {
-    command.name: command for command in (CHECKPOINT, SAVEPOINT, RESCALE, ROLLBACK, STOP)
-}
+_CHANGES = (CHECKPOINT, SAVEPOINT, RESCALE, ROLLBACK, STOP)
+_ACTIONS: dict[str, Command[Any, Any]] = {command.name: command for command in (*_CHANGES, PROFILE)}
 
 
 @dataclass
@@ -26,9 +25,11 @@ class Actions:
     _in_progress: dict[tuple[str, str], ProgressMessage] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
-    def act(self, job: Job, name: str, body: bytes) -> Any:
+    def act(self, job: Job, name: str, body: bytes, *, read_only: bool = False) -> Any:
         """Send a command with JSON as its arguments, and wait for the result."""
         command = _ACTIONS.get(name)
+        if read_only and command in _CHANGES:
+            raise ConfigurationError("the page is read-only", hint="start it without --read-only")
         if command is None:
             raise NotFoundError(f"there is no action '{name}'", hint=f"there are {', '.join(_ACTIONS)}")
         if job.driver is None:

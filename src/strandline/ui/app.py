@@ -44,6 +44,14 @@ class _Query(msgspec.Struct, forbid_unknown_fields=True):
     sql: str
 
 
+class _Difference(msgspec.Struct, forbid_unknown_fields=True):
+    before: int
+    after: int
+    job: str = ""
+    """Of the checkpoint `after`: the same, if it is empty."""
+    sample: float = 1.0
+
+
 class _Key(msgspec.Struct, forbid_unknown_fields=True):
     operator: str
     key: list[str]
@@ -75,6 +83,7 @@ class Page:
                 Route(f"{job}/tables", _endpoint(self._tables)),
                 Route(f"{job}/rows", _endpoint(self._rows)),
                 Route(f"{job}/query", _endpoint(self._query), methods=["POST"]),
+                Route(f"{job}/difference", _endpoint(self._difference), methods=["POST"]),
                 Route(f"{job}/key", _endpoint(self._key), methods=["POST"]),
                 Route(f"{job}/actions/{{action}}", _endpoint(self._act), methods=["POST"]),
                 Mount("/", StaticFiles(directory=_STATIC)),
@@ -132,6 +141,12 @@ class Page:
     def _query(self, request: Request, body: bytes) -> Any:
         return self.browser.query(self._snapshot(request), _decode(body, _Query).sql)
 
+    def _difference(self, request: Request, body: bytes) -> Any:
+        wanted, job = _decode(body, _Difference), self._job(request)
+        other = self.jobs.get(wanted.job) if wanted.job else job
+        before, after = f"{job.url}/chk-{wanted.before}", f"{other.url}/chk-{wanted.after}"
+        return self.browser.difference(before, after, wanted.sample)
+
     def _key(self, request: Request, body: bytes) -> Any:
         wanted, job = _decode(body, _Key), self._job(request)
         checkpoints = read_past(self.jobs.directory_of(job))["checkpoints"]
@@ -139,9 +154,7 @@ class Page:
         return self.browser.key(job, complete, wanted.operator, wanted.key)
 
     def _act(self, request: Request, body: bytes) -> Any:
-        if self.read_only:
-            raise ConfigurationError("the page is read-only", hint="start it without --read-only")
-        return self.actions.act(self._job(request), request.path_params["action"], body)
+        return self.actions.act(self._job(request), request.path_params["action"], body, read_only=self.read_only)
 
     def _job(self, request: Request) -> Job:
         return self.jobs.get(request.path_params["job"])

@@ -21,6 +21,8 @@ from strandline.snapshot.rows.plain import first_rows, plain_column
 from strandline.snapshot.tables.reader import StateReader
 from strandline.snapshot.tables.sql import query
 from strandline.snapshot.tables.table import Table, all_tables, find_table
+from strandline.snapshot.tools.comparison import KeyDiff
+from strandline.snapshot.tools.diff import diff_snapshots
 from strandline.types.jsonforms import to_json
 from strandline.ui.jobs import Job
 
@@ -28,6 +30,8 @@ _MOST_ROWS = 200
 _MOST_CHARS = 500
 """Of one cell."""
 _MOST_CHECKPOINTS = 12
+_MOST_KEYS = 50
+"""Of one state that differ."""
 _TIMEOUT_S = 10.0
 
 
@@ -68,6 +72,25 @@ class Browser:
         self._check()
         with self._alone(), pinned_snapshot(url, self.options) as snapshot, query(snapshot, sql, self.options) as rows:
             return _result(snapshot, rows.schema, rows)
+
+    def difference(self, before: str, after: str, sample: float) -> dict[str, Any]:
+        """Return the numbers of keys that two snapshots have in another way, and some of these keys."""
+        if not 0 < sample <= 1:
+            raise ConfigurationError(f"a part of {sample:g} of the keys was asked for, expected more than 0, at most 1")
+        with (
+            self._alone(),
+            pinned_snapshot(before, self.options) as old,
+            pinned_snapshot(after, self.options) as new,
+        ):
+            diff = diff_snapshots(old, new, sample=sample, most_keys=_MOST_KEYS if self.shows_values else 0)
+            return {
+                "groups": diff.groups,
+                "groups_read": diff.groups_read,
+                "states": [
+                    {"equal": state.is_equal, **asdict(state), "keys": [*map(_key, state.keys)]}
+                    for state in diff.states
+                ],
+            }
 
     def key(self, job: Job, checkpoints: Sequence[int], uid: str, texts: Sequence[str]) -> dict[str, Any]:
         """Return what an operator has for a key: now, if the job runs, and at each of its newest checkpoints."""
@@ -141,6 +164,17 @@ def _result(snapshot: Snapshot, schema: pa.Schema, batches: Iterable[pa.RecordBa
         "rows": rows[:_MOST_ROWS],
         "has_more": len(rows) > _MOST_ROWS,
     }
+
+
+def _key(key: KeyDiff) -> dict[str, Any]:
+    def side(rows: Sequence[Mapping[str, Any]], count: int) -> str:
+        more = f" and {count - len(rows)} more rows" if count > len(rows) else ""
+        return ", ".join(filter(None, map(_cell, rows))) + more
+
+    return {
+        "change": key.change, "key": _cell([*key.key.values()] if len(key.key) > 1 else next(iter(key.key.values()))),
+        "before": side(key.before, key.rows_before), "after": side(key.after, key.rows_after),
+    }  # fmt: skip
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -1,4 +1,4 @@
-"""The jobs that the page shows: those that run here, those that ran here, and those with checkpoints in a directory."""
+"""Jobs of the page and of `strandline top`: those of this machine, and those with checkpoints in a directory."""
 
 from __future__ import annotations
 

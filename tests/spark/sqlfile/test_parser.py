@@ -176,6 +176,13 @@ def test_a_semicolon_in_quotes_and_comments_ends_no_statement(parts: list[list[s
     assert len(list(statements(script))) == len(parts)
 
 
+def test_a_semicolon_in_dollar_quotes_ends_no_statement() -> None:
+    found = list(statements(Script("SELECT $$a;b$$; SELECT $of$ $$; 'x $of$ AS n")))
+    assert [[token.value for token in statement[:-1]] for statement in found] == [
+        ["SELECT", "a;b"], ["SELECT", " $$; 'x ", "AS", "n"],
+    ]  # fmt: skip
+
+
 @given(st.text(alphabet=st.sampled_from("ab;\\'\"`-/*\n r1."), max_size=30))
 @example("'\\")
 @example("/*/")

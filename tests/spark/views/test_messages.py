@@ -174,3 +174,21 @@ def test_columns_that_are_never_null(spark: Any, tmp_path: Path) -> None:
     for view, never_null in views.items():
         assert view._never_null == never_null, view.text
         assert view.name == ""
+
+
+def test_two_tables_of_one_name_have_uids_of_their_own(spark: Any, tmp_path: Path) -> None:
+    def outputs(**options: Any) -> list[Any]:
+        found = []
+        for name, more in (("old", {}), ("new", options)):
+            people = sl.files_source(tmp_path, schema="city string, id int", format="json", name=name, spark=spark)
+            view = sl.sql("SELECT city, id FROM people", people=sl.table(people, key="id", **more))
+            found.append(view.changes().to(sl.sinks.memory()))
+        return found
+
+    checkpoints = sl.Checkpoints(str(tmp_path / "checkpoints"))
+    with pytest.raises(ConfigurationError, match="is used by 2 operators"):
+        sl.Job("one", sinks=outputs(), checkpoints=checkpoints)
+    job = sl.Job("two", sinks=outputs(uid="new people"), checkpoints=checkpoints)
+    first, second = (operator.uid for operator in job.operators())
+    assert first.startswith("table-people-")
+    assert second == "new people"

@@ -20,6 +20,7 @@ import pyarrow as pa
 from msgspec import structs
 
 from strandline.core import failpoints
+from strandline.core.datasets import Dataset
 from strandline.core.errors import ConflictError, CorruptionError, FencedError, StrandlineError, UnavailableError
 from strandline.ends.idle import IdleConnections, Key, is_of, key_of
 from strandline.ends.kafka.client import (
@@ -57,6 +58,7 @@ class KafkaTarget(Target):
         """The topic's limit for messages, read when the job starts."""
         # Without addresses, which may change. Another cluster is detected by its missing record.
         self.destination = f"{f'topic {topic}' if topic else 'topics'} of Kafka"
+        self.datasets = [Dataset.topic(cluster.servers, topic)] if topic else []
 
     def __repr__(self) -> str:
         return f"KafkaTarget({self.cluster.servers!r})"

@@ -22,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.core import failpoints
+from strandline.core.datasets import Dataset
 from strandline.core.errors import (
     ConfigurationError,
     ConflictError,
@@ -114,6 +115,9 @@ class PostgresTarget(DatabaseTarget):
         self.idle: IdleConnections[PostgresLane] = IdleConnections(_IDLE_S)
         self._parameters()
         self.destination = repr(self)
+        host, port, database = self._place()
+        table = shape.table if "." in shape.table else f"public.{shape.table}"
+        self.datasets = [Dataset(f"postgres://{host}:{port}", f"{database}.{table}")]
 
     def __repr__(self) -> str:
         return f"table {self.shape.table} of {self.where}"
@@ -126,6 +130,15 @@ class PostgresTarget(DatabaseTarget):
         port = f":{parameters['port']}" if "port" in parameters else ""
         name = parameters.get("dbname") or os.environ.get("PGDATABASE") or parameters.get("user", "")
         return f"PostgreSQL at {host}{port}" + (f", database {name}" if name else "")
+
+    def _place(self) -> tuple[str, str, str]:
+        """Return the host, the port and the database, as libpq finds them."""
+        parameters = self._parameters()
+        host = parameters.get("host") or parameters.get("service") or os.environ.get("PGHOST") or "localhost"
+        port = parameters.get("port") or os.environ.get("PGPORT") or "5432"
+        user = parameters.get("user") or os.environ.get("PGUSER") or os.environ.get("USER")
+        name = parameters.get("dbname") or os.environ.get("PGDATABASE") or user
+        return str(host), str(port), str(name or "postgres")
 
     def try_out(self, columns: pa.Schema) -> None:
         self.shape.check(columns)

@@ -29,8 +29,10 @@ def is_event_error(error: BaseException) -> bool:
 
 def kind_and_place(error: BaseException) -> str:
     """Return an error's type and the line in the user's function that raised it, without any values."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_PACKAGE)]
-    return type(error).__name__ + (f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else "")
+    # Not by extract_tb(), which looks at each file for every event.
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    program = [f"{file}:{line}" for file, line in places if not file.startswith(_PACKAGE)]
+    return type(error).__name__ + (f" at {program[-1]}" if program else "")
 
 
 def reason_of(error: BaseException) -> str:

@@ -136,6 +136,25 @@ def pinned_snapshot(url: str, options: Mapping[str, str] | None = None) -> Itera
             delete_quietly(snapshot.folder, [snapshot.pin])
 
 
+@contextmanager
+def deletion_detected(folder: Folder, metadata: str) -> Iterator[None]:
+    """Raise NotFoundError in place of CorruptionError for files that a running job has deleted.
+
+    `metadata` is the path of the snapshot's manifest in its folder.
+    """
+    try:
+        yield
+    except CorruptionError as error:
+        try:
+            folder.head(metadata)
+        except NotFoundError:
+            raise NotFoundError(
+                f"{folder.url}/{metadata}: the snapshot was deleted while it was read",
+                hint="a job deletes checkpoints beyond Checkpoints(retain=…): read the newest, or a savepoint",
+            ) from error
+        raise
+
+
 def pin_snapshot(url: str, options: Mapping[str, str] | None = None) -> Snapshot:
     """Open a snapshot as `open_snapshot` does, and pin it; the pin expires unless it is renewed in time."""
     before: set[CheckpointId] = set()

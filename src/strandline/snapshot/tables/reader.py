@@ -22,10 +22,11 @@ from strandline.backends.reading import SELF_CHECKED, PartitionReader, file_kind
 from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.parallel import sha256_of
 from strandline.checkpoint.restore import check_size, fetch, lay_out, local_path
-from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError
+from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.core.scratch import Scratch, refuse_full_disk
 from strandline.format.manifest import FileRef, OperatorInfo, PartitionInfo
+from strandline.snapshot.opening.snapshot import deletion_detected
 from strandline.snapshot.rows.keys import TableKey
 from strandline.snapshot.rows.parquet import Open, read_tables
 from strandline.snapshot.tables.table import Table
@@ -72,7 +73,7 @@ class StateReader:
         else:
             whole = table.groups
             wanted = whole if groups is None else range(max(groups.start, 0), min(groups.stop, whole.stop))
-        with _deletion_detected(table):
+        with deletion_detected(table.folder, table.metadata):
             if table.files is not None:
                 yield from read_tables(table.files, wanted, self._opening(table.folder))
             for part in table.partitions:
@@ -93,7 +94,7 @@ class StateReader:
                 f"table '{table.name}': broadcast state belongs to no key", hint="read all of it, and filter its rows"
             )
         wanted = TableKey(table.operator, key)
-        with _deletion_detected(table):
+        with deletion_detected(table.folder, table.metadata):
             return self._in_files(table, wanted) if table.files is not None else self._in_parts(table, wanted)
 
     def _in_files(self, table: Table, key: TableKey) -> pa.RecordBatch:
@@ -179,22 +180,6 @@ class _Part:
     def close(self) -> None:
         self.reader.close()
         shutil.rmtree(self._place, ignore_errors=True)
-
-
-@contextmanager
-def _deletion_detected(table: Table) -> Iterator[None]:
-    """Raise NotFoundError in place of CorruptionError for files that a running job has deleted."""
-    try:
-        yield
-    except CorruptionError as error:
-        try:
-            table.folder.head(table.metadata)
-        except NotFoundError:
-            raise NotFoundError(
-                f"{table.folder.url}/{table.metadata}: the snapshot was deleted while it was read",
-                hint="a job deletes checkpoints beyond Checkpoints(retain=…): read the newest, or a savepoint",
-            ) from error
-        raise
 
 
 def _common(groups: range, part: PartitionInfo) -> range:

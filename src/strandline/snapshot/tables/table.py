@@ -12,7 +12,9 @@ import pyarrow as pa
 from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.pins import is_pin, keep_renewed
 from strandline.core.errors import CorruptionError, NotFoundError
+from strandline.core.html import Rows
 from strandline.core.keygroups import BROADCAST_GROUPS
+from strandline.core.texts import size_text
 from strandline.format.manifest import OperatorInfo, PartitionInfo, StateInfo, TableFile
 from strandline.format.names import StatePath, matching_names, name_in
 from strandline.snapshot.opening.snapshot import Snapshot
@@ -36,6 +38,16 @@ class TableSummary:
     """None if only a full read can tell."""
     bytes: int | None
     """Stored size; None if a file holds several states."""
+
+    def html_cells(self) -> dict[str, object]:
+        """Return what a notebook shows of it."""
+        columns = ", ".join(f"{name} {kind}" for name, kind in self.columns.items())
+        size = "" if self.bytes is None else size_text(self.bytes)
+        rows = "" if self.rows is None else f"{self.rows:,}"
+        return {"table": self.table, "kind": self.kind, "columns": columns, "rows": rows, "size": size}
+
+    def _repr_html_(self) -> str:
+        return Rows([self])._repr_html_()
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.api.config import Checkpoints
+from strandline.api.telemetry import Telemetry
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.retention import Holds
 from strandline.control.announcements import tell
+from strandline.control.events import CheckpointEnd, EventLog
+from strandline.control.profile import PartitionProfile
 from strandline.control.status import SinkStatus, SourceStatus
 from strandline.core.clock import Clock
 from strandline.core.errors import SparkError, UnavailableError
@@ -90,6 +93,8 @@ class Blueprint:
     places: Places
     trigger: dict[str, Any]
     clock: Clock
+    events: EventLog
+    telemetry: Telemetry | None = None
     options: StartOptions = StartOptions()
     placement: Placement = field(default_factory=Placement)
     """The hosts of partitions, from one attempt to the next."""
@@ -119,6 +124,7 @@ class Attempt:
     _cleanup: contextlib.ExitStack
     _lag: SourceLag
     _failures: FailureRecorder
+    _profiling: threading.Lock = field(default_factory=threading.Lock, init=False)
     _final: Future[CheckpointId] | None = field(default=None, init=False)
     _times: TimeWatch = field(init=False)
     _has_reported: bool = field(default=False, init=False)
@@ -169,6 +175,7 @@ class Attempt:
                 self._commits.completed(completed)
                 self._cleaner.completed(self.coordinator.oldest_live, self.claim.check)
                 self._release_claimed()
+            self._record_checkpoints()
             self._sources.deliver(self._watch.has_looked)
             self._watch.check_clock()
             self._poll_if_idle()
@@ -253,6 +260,20 @@ class Attempt:
         """Look up keys of a table in the keepers. Thread-safe."""
         return look_up(table, key, self._b.clock.now_ms() * 1000, self._fleet.look_up)
 
+    def profile(self, seconds: float) -> list[PartitionProfile]:
+        """Take samples of all keepers for this time; raise UnavailableError if the attempt ends meanwhile."""
+        with self._profiling:
+            self._fleet.profile(seconds)
+            self.driver.sealed.wait(seconds)
+            samples_of = self._fleet.profile(None)
+        missing = [slot for slot, samples in samples_of.items() if samples is None]
+        if missing:
+            uid, partition = missing[0]
+            raise UnavailableError(
+                f"operator '{uid}', partition {partition}: its keeper has started meanwhile", hint="profile it again"
+            )
+        return [PartitionProfile(*slot, samples) for slot, samples in sorted(samples_of.items()) if samples is not None]
+
     def explain(self, error: BaseException) -> BaseException:
         """Return the cause of an error if its keepers or a source's table know it, else the error itself."""
         sources = [(node.name, node.df) for node in self._b.plan.sources.nodes]
@@ -275,6 +296,8 @@ class Attempt:
         """End the run and its keepers; with `forget`, delete their local copies too."""
         end(self._b, "the run ended", self.driver, self.query, self.coordinator, self._fleet, self._cleanup, forget)
         with _suppressed_errors():
+            self._record_checkpoints()
+        with _suppressed_errors():
             self._b.places.forget_failures(self.claim.generation)
 
     # -- watching
@@ -285,6 +308,10 @@ class Attempt:
             self._has_reported = True
             work = f"{progress.last_rows:,} rows in {progress.last_epoch_ms / 1000:.1f} s"
             tell(f"job '{self._b.name}': epoch {progress.epoch} is the first to be done, {work}")
+
+    def _record_checkpoints(self) -> None:
+        for stats in self.coordinator.take_ended():
+            self._b.events.write(CheckpointEnd.of(stats))
 
     def _report_checkpoint(self, number: CheckpointId) -> None:
         for stats in self.coordinator.history:

@@ -16,6 +16,7 @@ import msgspec
 from pyspark.sql import DataFrame
 
 from strandline.checkpoint.coordinator import Coordinator
+from strandline.control.events import Event, KeeperReplacement
 from strandline.core import failpoints
 from strandline.core.clock import Clock
 from strandline.core.errors import CorruptionError, KeeperError, discreet
@@ -104,6 +105,7 @@ class EpochDriver:
     started_us: int | None = None
     """The steady time before Spark's query was started; None: now."""
     epoch_log: EpochLog | None = None
+    record_event: Callable[[Event], object] | None = None
     _stopped_us: int | None = field(default=None, init=False)
     """The time at which a drain stopped the clock: timers that are due by then fire, and no later ones."""
 
@@ -546,11 +548,14 @@ class EpochDriver:
                 self.progress.replaced += 1
                 self._coordinator.retake(*slot, known=trigger)
                 death = self._fleet.death_of(before[slot])
-                log.warning(
-                    "%s; process %d took its place, and the job goes on",
-                    death.discreet if death else f"operator '{ack.uid}', partition {ack.partition} has another keeper",
-                    ack.pid,
-                )
+                another = f"operator '{ack.uid}', partition {ack.partition} has another keeper"
+                cause = death.discreet if death else another
+                log.warning("%s; process %d took its place, and the job goes on", cause, ack.pid)
+                if self.record_event is not None:
+                    replacement = KeeperReplacement(
+                        operator=ack.uid, partition=ack.partition, pid=ack.pid, host=ack.host, cause=cause
+                    )
+                    self.record_event(replacement)
 
     def _report(self, slot: Slot, reports: Sequence[Report]) -> None:
         for report in reports:
@@ -568,6 +573,7 @@ class EpochDriver:
         progress = self.progress
         progress.epoch = epoch
         progress.epochs += 1
+        progress.all_ms += took_ms
         progress.rows_in += rows
         progress.rate.note(rows, took_ms)
         progress.last_rows = rows

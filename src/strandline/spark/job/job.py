@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from pyspark.sql import SparkSession
 
 from strandline.api.config import Checkpoints, Restart
+from strandline.api.telemetry import Telemetry
 from strandline.checkpoint.jobdir import JobDirectory, check_job_name
+from strandline.control.events import EventLog
+from strandline.control.html import graph_html
 from strandline.control.status import Savepoint
 from strandline.core import failpoints
 from strandline.core.clock import SystemClock
 from strandline.core.errors import ConfigurationError
+from strandline.core.html import card, facts, strong
 from strandline.core.settings import Duration, Settings, parse_duration_ms
 from strandline.format.manifest import OperatorInfo
 from strandline.keeper.paths import Places
@@ -26,11 +30,13 @@ from strandline.snapshot.savepoints.take import FORMS, Form
 from strandline.spark.base.filesystem import absolute
 from strandline.spark.base.session import check_session, session_warnings
 from strandline.spark.job.attempt import Blueprint, Check, StartOptions
+from strandline.spark.job.attending import attend
 from strandline.spark.job.bootstrapping import BootstrapOptions, Report, bootstrap, private_checkpoints
 from strandline.spark.job.compat import place_in_sources
 from strandline.spark.job.draining import Draining
 from strandline.spark.job.following import parallelism_of
 from strandline.spark.job.history import Frames, Order, history_of
+from strandline.spark.job.outline import outline
 from strandline.spark.job.program_jobs import intercept_bootstrap, intercept_job, intercept_start
 from strandline.spark.job.run import Run
 from strandline.spark.job.skipping import files_of_history
@@ -48,12 +54,23 @@ log = logging.getLogger(__name__)
 _SPARK_TRIGGERS = ("once", "availablenow", "continuous")
 
 
+class StartArguments(TypedDict, total=False):
+    """The options of `Job.start`."""
+
+    restore: str | Path | None
+    claim: bool
+    drop: Sequence[str]
+    again: str
+    reopen: bool
+    from_now: Sequence[str]
+
+
 class Job:
     """A streaming job. Its name and checkpoint directory are its identity: a second start continues it.
 
     `trigger` is the time between epochs ("1s"), "available-now" to process the present rows and end, or None for as
     fast as possible. With `drain`, event time advances to its end when the job ends: windows and event-time timers
-    output their results, as after `run.stop(drain=True)`.
+    output their results, as after `run.stop(drain=True)`. `telemetry` is where its driver reports metrics and lineage.
 
     >>> job = Job("alerts", sinks=[alerts.to(sinks.files("out/"))], checkpoints=Checkpoints("ck/", every="10s"))
     """
@@ -68,12 +85,14 @@ class Job:
         trigger: Duration | None = None,
         drain: bool = False,
         settings: Settings | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
-        _check_types(name, checkpoints, restart, settings)
+        _check_types(name, checkpoints, restart, settings, telemetry)
         self.name = name
         self.checkpoints = checkpoints
         self.restart = restart or Restart()
         self.settings = settings or Settings()
+        self.telemetry = telemetry
         if checkpoints.local_log and self.settings.backend != "rocksdb":
             raise ConfigurationError(
                 f"job '{name}': local_log=True is for the backend 'rocksdb', and the backend is "
@@ -124,11 +143,25 @@ class Job:
 
         Errors in the program and its environment are raised here, before any change.
         """
-        options = intercept_start(
-            self, StartOptions(str(restore or ""), claim, tuple(drop), again, reopen, tuple(from_now))
-        )
-        if not isinstance(options, StartOptions):
-            return options
+        options = _options(restore, claim, drop, again, reopen, from_now)
+        return self._begin(spark, options, Run.start)
+
+    def run(self, spark: SparkSession | None = None, **options: Unpack[StartArguments]) -> None:
+        """Start the job and wait until it ends, as start() and await_termination() of its run; raises its error.
+
+        The options are those of start(). Ctrl-C, or "interrupt the kernel" in a notebook, has the job take a last
+        checkpoint and stop; a second one, meanwhile, stops it at once. Then KeyboardInterrupt is raised, which a
+        notebook shows as one line: its kernel can run the job again. A notebook also shows the job live.
+
+        >>> job.run(spark)                                                          # doctest: +SKIP
+        """
+        self._begin(spark, _options(**options), partial(attend, name=self.name))
+
+    def _begin(self, spark: SparkSession | None, options: StartOptions, begin: Callable[[Run], None]) -> Run:
+        """Begin a run of this job, after all checks; return it, or what a program receives in its place."""
+        intercepted = intercept_start(self, options)
+        if not isinstance(intercepted, StartOptions):
+            return intercepted
         if self._run is not None and self._run.status().state in ("starting", "running", "restarting", "rescaling"):
             raise ConfigurationError(f"job '{self.name}' is running already", hint="stop that run first: run.stop()")
         spark = spark or self._plan.sources.session
@@ -140,11 +173,11 @@ class Job:
         for warning in [*session_warnings(spark), *source_warnings(read), *find_unused(sources), *filter(None, silent)]:
             log.warning("%s", warning)
         failpoints.arm_from_environment()
-        blueprint = self._blueprint(spark, options)
+        blueprint = self._blueprint(spark, intercepted)
         blueprint.places.make()
         run = self._run = Run(blueprint, self.restart)
         try:
-            run.start()
+            begin(run)
         except BaseException:
             self._run = None
             raise
@@ -232,6 +265,14 @@ class Job:
         options = BootstrapOptions(rows, target, format, rows_per_epoch, time_us, spool, report, start, skipped)
         return bootstrap(blueprint, self.restart, options)
 
+    def _repr_html_(self) -> str:
+        ck = self.checkpoints
+        values = {
+            "checkpoints": plain_url(str(ck.directory)), "every": ck.every, "mode": ck.mode,
+            "backend": self.settings.backend, "trigger": self._trigger.get("processingTime"),
+        }  # fmt: skip
+        return card(strong(f"job {self.name}"), facts(values), graph_html(outline(self._plan)))
+
     def operators(self) -> list[OperatorInfo]:
         """Return the operators as the manifests of a new job list them, without partitions."""
         parallelism = parallelism_of(self.settings, self._plan.sources.session)
@@ -268,6 +309,7 @@ class Job:
         if store is None:
             store = RetryingStore(open_store(str(ck.directory), ck.storage_options, fsync=self.settings.fsync))
         places = Places(Path(self.settings.local_dir).absolute(), store.url, name_here or self.name)
+        clock = SystemClock()
         return Blueprint(
             name=self.name,
             spark=spark,
@@ -277,19 +319,33 @@ class Job:
             jobdir=JobDirectory(store, self.name),
             places=places,
             trigger=self._trigger,
-            clock=SystemClock(),
+            clock=clock,
+            telemetry=self.telemetry,
+            events=EventLog(places.event_log, self.name, store.url, clock),
             options=options,
             draining=Draining(at_end=self._drain),
         )
 
 
-def _check_types(name: Any, checkpoints: Any, restart: Any, settings: Any) -> None:
+def _options(
+    restore: str | Path | None = None,
+    claim: bool = False,
+    drop: Sequence[str] = (),
+    again: str = "",
+    reopen: bool = False,
+    from_now: Sequence[str] = (),
+) -> StartOptions:
+    return StartOptions(str(restore or ""), claim, tuple(drop), again, reopen, tuple(from_now))
+
+
+def _check_types(name: Any, checkpoints: Any, restart: Any, settings: Any, telemetry: Any) -> None:
     """Raise ConfigurationError for a value of a wrong type."""
     check_job_name(name)
     for what, value, kind, example in (
         ("checkpoints", checkpoints, Checkpoints, 'sl.Checkpoints("…", every="10s")'),
         ("restart", restart, Restart, "sl.Restart(attempts=5)"),
         ("settings", settings, Settings, "sl.Settings(parallelism=4)"),
+        ("telemetry", telemetry, Telemetry, "sl.Telemetry(prometheus=9464)"),
     ):
         if not isinstance(value, kind) and not (value is None and what != "checkpoints"):
             raise ConfigurationError(

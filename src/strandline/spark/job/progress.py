@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from strandline.control.recent import EpochStats, OperatorTime
+from strandline.control.status import Totals
 from strandline.core.ids import Epoch
 from strandline.keeper.protocol import Ack
 from strandline.spark.keepers.watch import Slot
@@ -87,7 +88,11 @@ class JobProgress:
     last_rows: int = 0
     failed_events: int = 0
     epochs: int = 0
-    """Of this attempt."""
+    """Of this attempt, as the next two fields."""
+    all_ms: float = 0.0
+    """The time of these epochs."""
+    restored: tuple[int, int, int] = (0, 0, 0)
+    """The rows, late rows and failed events with which it began."""
     replaced: int = 0
     """The keepers that others have replaced in this attempt."""
     acks: dict[Slot, Ack] = field(default_factory=dict)
@@ -99,8 +104,8 @@ class JobProgress:
     @classmethod
     def after(cls, epoch: Epoch, totals: Mapping[str, int]) -> JobProgress:
         """Return the progress after a checkpoint with this epoch and these totals."""
-        counted = totals.get(_ROWS_IN, 0), totals.get(_LATE_ROWS, 0)
-        return cls(epoch, *counted, failed_events=totals.get(_FAILED_EVENTS, 0))
+        rows, late, failed = (totals.get(name, 0) for name in (_ROWS_IN, _LATE_ROWS, _FAILED_EVENTS))
+        return cls(epoch, rows, late, failed_events=failed, restored=(rows, late, failed))
 
     def note_times(self, acks: Collection[Ack], now_ms: int, plan_ms: float, checkpoint: int | None) -> None:
         """Keep the times of the epoch that has just been counted."""
@@ -112,6 +117,14 @@ class JobProgress:
             max((ack.pause_ms for ack in acks), default=0.0), checkpoint,
             [_time_of(uid, of_operator) for uid, of_operator in by_uid.items()],
         ))  # fmt: skip
+
+    def counted(self) -> Totals:
+        """Return the counts of this attempt alone."""
+        rows, late, failed = self.restored
+        return Totals(
+            self.epochs, self.all_ms, self.rows_in - rows, self.late_rows - late, self.failed_events - failed,
+            self.replaced,
+        )  # fmt: skip
 
     def totals(self) -> dict[str, int]:
         """Return the totals that a checkpoint of the last epoch stores."""

@@ -9,30 +9,40 @@ import weakref
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.api.config import Restart
 from strandline.checkpoint.history import CheckpointStats
+from strandline.control.html import status_html
+from strandline.control.profile import Profile
 from strandline.control.recent import Recent
 from strandline.control.server import ControlServer
 from strandline.control.status import GraphNode, Savepoint, Status
-from strandline.core.errors import ConfigurationError, UnavailableError
+from strandline.core.errors import ConfigurationError, NotFoundError, UnavailableError
+from strandline.core.html import Rows
 from strandline.core.settings import Duration, parse_duration_ms
 from strandline.keeper.lookups import LookupResult, LookupTable
+from strandline.keeper.sampling import LONGEST_S
 from strandline.snapshot.savepoints.progress import SavepointProgress
 from strandline.spark.base.spark_errors import unwrap_error
 from strandline.spark.job.attempt import Attempt, Blueprint
+from strandline.spark.job.datasets import inputs_of, outputs_of
 from strandline.spark.job.outline import outline
+from strandline.spark.job.panel import Panel, notebook
 from strandline.spark.job.requests import ON_THE_WAY, Requests
 from strandline.spark.job.sourcewatch import has_read_all
 from strandline.spark.job.status import status_of_attempt
 from strandline.spark.job.supervision import Supervisor
+from strandline.telemetry.lineage import LineageRun
+from strandline.telemetry.reporter import Reporter
 
+T = TypeVar("T")
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
 _adding = threading.Lock()
 _SIGNAL_S = 0.5
+_AT_ONCE_S = 30.0
 
 
 class Run:
@@ -45,6 +55,16 @@ class Run:
         self._control = ControlServer(
             self, blueprint.places, self._supervisor.since_ms, show_values=blueprint.settings.show_values
         )
+        self._panel = Panel(self, self._supervisor.ended)
+        """What a notebook shows of it."""
+
+        telemetry = blueprint.telemetry
+        self._telemetry = None if telemetry is None else Reporter(
+            telemetry, self, blueprint.jobdir.store.url, self._supervisor.since_ms, self._supervisor.ended,
+            lambda: LineageRun(
+                telemetry.namespace, blueprint.name, inputs_of(blueprint.plan), outputs_of(blueprint.plan)
+            ),
+        )  # fmt: skip
 
     def start(self) -> None:
         """Start for the first time. Raises errors of the program and its environment."""
@@ -53,7 +73,14 @@ class Run:
             sink._begin_anew()
         with _adding:
             _live.add(self)
-        self._supervisor.start(self._control, self._requests)
+        if self._telemetry is not None:
+            self._telemetry.start()
+        try:
+            self._supervisor.start(self._control, self._requests)
+        except BaseException:
+            if self._telemetry is not None:
+                self._telemetry.end()
+            raise
 
     def _check_sinks_are_free(self) -> None:
         """Refuse a sink object of a live run: a sink has the state of one run only."""
@@ -96,6 +123,8 @@ class Run:
             sources=self._b.plan.sources.names,
             follows=supervisor.desired.parallelism.is_room,
             graph=self._graph,
+            totals=supervisor.totals,
+            attempt_ms=supervisor.attempt_ms,
             **(
                 status_of_attempt(attempt, sources=sources and supervisor.is_at_work()) if attempt else supervisor.known
             ),
@@ -109,12 +138,14 @@ class Run:
         """Return this attempt's last epochs and checkpoints, and the run's interruptions."""
         attempt = self._supervisor.attempt
         epochs = list(attempt.driver.progress.recent) if attempt else []
-        return Recent(self.checkpoints(), epochs, list(self._supervisor.interruptions))
+        return Recent(list(self.checkpoints()), epochs, list(self._supervisor.interruptions))
+        interruptions, before = list(self._supervisor.interruptions), self._supervisor.recent_before
+        return Recent(self.checkpoints(), epochs, interruptions, *before)
 
     def checkpoints(self) -> list[CheckpointStats]:
         """Return figures of this attempt's checkpoints, oldest first."""
         attempt = self._supervisor.attempt
-        return list(attempt.coordinator.history) if attempt else []
+        return Rows(attempt.coordinator.history if attempt else ())
 
     def checkpoint(
         self, timeout: Duration | float | None = None, *, progress: Callable[[CheckpointStats], object] | None = None
@@ -135,27 +166,46 @@ class Run:
         and the `epoch` of the state. Look-ups and epochs do not wait for each other. Raises NotFoundError for an
         unknown table, StateTypeError for a key of a wrong type, and UnavailableError while the job does not run.
         """
-        attempt = self._running_attempt()
-        try:
-            return attempt.look_up(attempt.table(table), key)
-        except Exception as error:
-            # The cause of an error in a Spark task.
-            if (cause := unwrap_error(error)) is error:
-                raise
-            raise cause from None
+        return self._ask(lambda attempt: attempt.look_up(attempt.table(table), key))
 
     def lookup_table(self, table: str) -> LookupTable:
         """Return the description of a table for look-ups, with its key."""
         return self._running_attempt().table(table)
 
+    def profile(self, seconds: Duration | float = 5.0) -> Profile:
+        """Return where the time of the keepers goes, by function: samples of the stacks of all, for this long.
+
+        A keeper runs the program's functions and keeps its state. Raises ConfigurationError for more than a minute, and
+        UnavailableError while the job does not run.
+        """
+        seconds = _seconds(seconds)
+        if not 0 < seconds <= LONGEST_S:
+            raise ConfigurationError(
+                f"a profile of {seconds:g} s was asked for, expected more than 0 and at most {LONGEST_S:g} s"
+            )
+        partitions = self._ask(lambda attempt: attempt.profile(seconds))
+        if not partitions:
+            raise NotFoundError(f"job '{self._b.name}' has no keyed operator: there is no keeper to profile")
+        return Profile(self._b.name, seconds, partitions)
+
     def _running_attempt(self) -> Attempt:
         supervisor = self._supervisor
         if not supervisor.is_at_work() or (attempt := supervisor.attempt) is None:
             raise UnavailableError(
-                f"job '{self._b.name}' is {supervisor.state}: its state cannot be looked up",
+                f"job '{self._b.name}' is {supervisor.state}: it cannot be looked into",
                 hint="try again when it runs; a checkpoint of it can be read at any time",
             )
         return attempt
+
+    def _ask(self, question: Callable[[Attempt], T]) -> T:
+        """Ask the keepers of the running attempt; raise the cause of an error in a Spark task."""
+        attempt = self._running_attempt()
+        try:
+            return question(attempt)
+        except Exception as error:
+            if (cause := unwrap_error(error)) is error:
+                raise
+            raise cause from None
 
     def process_all_available(self, timeout: Duration | float | None = None) -> None:
         """Wait until all present rows of the sources are processed, and all due timers have fired.
@@ -200,8 +250,23 @@ class Run:
         if ended:
             # The program may end after this call: answer pending control requests first.
             self._control.join()
+            self._join_telemetry()
         supervisor.raise_if_failed()
         return ended
+
+    def _repr_html_(self) -> str:
+        return status_html(self.glance())
+
+    def _ipython_display_(self) -> None:
+        """Show the live panel in a notebook."""
+        if (shell := notebook()) is None:
+            # IPython then takes the text.
+            raise NotImplementedError
+        self._panel.show(shell)
+
+    def _stop_at_once(self) -> None:
+        """Stop without waiting for the end of the epoch in progress. Raises UnavailableError if that takes long."""
+        self._supervisor.stop(_AT_ONCE_S, abort_after=0.0)
 
     def stop(
         self,
@@ -234,11 +299,22 @@ class Run:
         if drain:
             self._requests.drain(timeout_s, savepoint, format, progress)
             self._control.join()
+            self._join_telemetry()
             self._requests.check_drained()
             return
         if savepoint is not None or checkpoint:
             self._requests.stop(timeout_s, savepoint, format, progress)
         self._supervisor.stop(timeout_s)
+        self._join_telemetry()
+
+    def _join_telemetry(self) -> None:
+        if self._telemetry is not None:
+            self._telemetry.join()
+
+    @property
+    def metrics_address(self) -> str:
+        """The address at which Prometheus finds the run's metrics, with `Telemetry(prometheus=…)`; else ""."""
+        return self._telemetry.address if self._telemetry is not None else ""
 
     def rescale(self, parallelism: int | Mapping[str, int], *, timeout: Duration | float = "5 min") -> None:
         """Change the number of partitions: take a checkpoint, and start a new attempt that restores it.

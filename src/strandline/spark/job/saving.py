@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from strandline.checkpoint.folder import folder_at
 from strandline.checkpoint.history import CheckpointStats
 from strandline.checkpoint.jobdir import manifest_path
 from strandline.checkpoint.publish import OutcomeUnknownError
+from strandline.control.events import SavepointEnd
 from strandline.control.status import Savepoint
 from strandline.core.errors import CheckpointError, ConfigurationError, ConflictError, CorruptionError
 from strandline.core.ids import Partition
@@ -73,7 +75,9 @@ def save(
                 f"job '{b.name}' ended before its savepoint {folder_at(target).url} was complete; no file is left",
                 hint="stop with a savepoint, or take one when the job runs again",
             ) from error
-    return savepoint_of(manifest, target, started)
+    savepoint = savepoint_of(manifest, target, started)
+    b.events.write(SavepointEnd(**asdict(savepoint)))
+    return savepoint
 
 
 def _check_delivered(b: Blueprint, shows_all: Callable[[], bool]) -> None:

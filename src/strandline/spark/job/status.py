@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from msgspec import structs
 
 from strandline.checkpoint.history import CheckpointStats
-from strandline.control.status import KeeperStatus, OperatorStatus, StandbyStatus
+from strandline.control.status import KeeperStatus, OperatorStatus, StandbyStatus, Totals
 from strandline.format.manifest import Manifest
 from strandline.keeper.protocol import Ack
 from strandline.runtime.watermarks import time_text
@@ -48,6 +48,15 @@ def status_of_attempt(attempt: Attempt, *, sources: bool) -> dict[str, Any]:
         "standbys": _standbys(attempt.driver) if attempt.has_standbys else [],
         **status_of_epochs(attempt.driver),
     }
+
+
+def totals_of(attempt: Attempt) -> Totals:
+    """Return the counts of one attempt."""
+    counts, (took_ms, uploaded_bytes) = attempt.coordinator.counts, attempt.coordinator.effort
+    return replace(
+        attempt.driver.progress.counted(), checkpoints_completed=counts.completed, checkpoints_failed=counts.failed,
+        checkpoints_subsumed=counts.subsumed, checkpoint_ms=took_ms, uploaded_bytes=uploaded_bytes,
+    )  # fmt: skip
 
 
 def status_of_epochs(driver: EpochDriver) -> dict[str, Any]:

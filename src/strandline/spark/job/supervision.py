@@ -20,12 +20,14 @@ from pyspark import inheritable_thread_target
 
 from strandline.api.config import Restart
 from strandline.checkpoint.generation import Claim
+from strandline.checkpoint.history import CheckpointStats
 from strandline.control import journal
 from strandline.control.announcements import tell, tell_always
 from strandline.control.driverlog import DriverLog
-from strandline.control.recent import Interruption
+from strandline.control.events import AttemptBegin, InterruptionEnd, StateChange
+from strandline.control.recent import EpochStats, Interruption
 from strandline.control.server import ControlServer
-from strandline.control.status import State
+from strandline.control.status import State, Totals
 from strandline.core.errors import (
     AccessError,
     ConfigurationError,
@@ -51,7 +53,7 @@ from strandline.spark.job.failure_reporter import FailureReporter
 from strandline.spark.job.following import Follower, RescalableRun, initial_override
 from strandline.spark.job.preparation import Preparation, warn_of_sinks
 from strandline.spark.job.starting import Starting
-from strandline.spark.job.status import INITIAL, status_after
+from strandline.spark.job.status import INITIAL, status_after, totals_of
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +61,8 @@ _ABORT_AFTER_S = 10.0
 """How long a stop waits before it kills keepers, which may block the end."""
 _ABORT_AGAIN_S = 1.0
 _INTERRUPTIONS = 50
+_BEFORE = 50
+"""How many checkpoints and epochs of the attempt before are kept."""
 _INTERRUPT_S = 15.0
 """How long an interrupt waits for the end of a start."""
 _FINAL = (FencedError, ConfigurationError, StateLimitError)
@@ -117,6 +121,14 @@ class Supervisor:
         """The last ones of this run, oldest first."""
         self._interrupted: tuple[Interruption, float] | None = None
         """That in progress, with the steady time of its begin."""
+        self.recent_before: tuple[list[CheckpointStats], list[EpochStats]] = [], []
+        """The last checkpoints and epochs of the attempt before."""
+        self.attempt_ms = 0
+        """When the newest attempt began."""
+        self._ended_totals = Totals()
+        """The counts of the attempts that have ended, and of interruptions."""
+        self._counting = threading.Lock()
+        """Held while an attempt's counts become those of ended ones."""
         self._has_done_epochs = False
         """Whether an earlier attempt has completed an epoch."""
         self._reporter = FailureReporter(blueprint.settings, blueprint.places, blueprint.spark)
@@ -167,6 +179,12 @@ class Supervisor:
             if cause is error:
                 raise
             raise cause from None
+
+    @property
+    def totals(self) -> Totals:
+        """The counts since the run began, which never decrease."""
+        with self._counting:
+            return self._ended_totals if self.attempt is None else self._ended_totals.plus(totals_of(self.attempt))
 
     @property
     def is_live(self) -> bool:
@@ -299,6 +317,7 @@ class Supervisor:
             self.claim = starting.claim
             self._starting = None
         self.begun_with = desired
+        self.attempt_ms = self.blueprint.clock.now_ms()
         self._enter("running")
         self._report_begin(self.attempt)
         if self._failed_at:
@@ -316,12 +335,19 @@ class Supervisor:
     def _resume(self, attempt: Attempt) -> None:
         if self._interrupted is not None:
             interruption, since_s = self._interrupted
-            restored, rows = attempt.restored, attempt.driver.progress.rows_in
-            self.interruptions.append(replace(
+            # Not the rows of now: epochs may have been processed since the restore.
+            restored, (rows, *_) = attempt.restored, attempt.driver.progress.restored
+            interruption = replace(
                 interruption, down_ms=int((time.monotonic() - since_s) * 1000),
                 checkpoint=restored.checkpoint if restored and attempt.restored_own else None,
                 repeated_rows=max(0, interruption.repeated_rows - rows),
-            ))  # fmt: skip
+            )  # fmt: skip
+            self.interruptions.append(interruption)
+            self.blueprint.events.write(InterruptionEnd.of(interruption))
+            rescales = 1 if interruption.kind == "rescale" else 0
+            counts = Totals(rescales=rescales, down_ms=interruption.down_ms, repeated_rows=interruption.repeated_rows)
+            with self._counting:
+                self._ended_totals = self._ended_totals.plus(counts)
             self._interrupted = None
 
     def preparation(self, desired: Desired) -> Preparation:
@@ -380,10 +406,16 @@ class Supervisor:
             since_ms=self.since_ms, state=state, at_ms=b.clock.now_ms(),
             failure=self.last_failure, failure_ms=self.last_failure_ms,
         ))  # fmt: skip
+        b.events.write(StateChange(state=state, failure=self.last_failure))
 
     def _report_begin(self, attempt: Attempt) -> None:
         # The preparation has announced the origin.
-        operators, epoch = attempt.driver.operators, attempt.driver.progress.epoch
+        operators, epoch, restored = attempt.driver.operators, attempt.driver.progress.epoch, attempt.restored
+        self.blueprint.events.write(AttemptBegin(
+            generation=attempt.claim.generation,
+            checkpoint=restored.checkpoint if restored and attempt.restored_own else None,
+            epoch=restored.epoch if restored else 0, parallelism={each.uid: each.parallelism for each in operators},
+        ))  # fmt: skip
         after = f", after epoch {epoch}" if epoch else ""
         keepers = sum(operator.parallelism for operator in operators)
         tell(f"job '{self.blueprint.name}' runs{after}; operators: {len(operators)}, keepers: {keepers}")
@@ -449,8 +481,13 @@ class Supervisor:
     def _forget_attempt(self) -> None:
         if self.attempt is not None:
             self.known = status_after(self.attempt)
-            self._has_done_epochs |= self.attempt.driver.progress.epochs > 0
-        self.attempt = None
+            progress = self.attempt.driver.progress
+            self._has_done_epochs |= progress.epochs > 0
+            self.recent_before = self.attempt.coordinator.history[-_BEFORE:], list(progress.recent)[-_BEFORE:]
+        with self._counting:
+            if self.attempt is not None:
+                self._ended_totals = self._ended_totals.plus(totals_of(self.attempt))
+            self.attempt = None
 
     def _is_fenced(self) -> bool:
         try:

@@ -10,8 +10,9 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from pyspark import Accumulator, Broadcast
@@ -21,7 +22,8 @@ from strandline.core.errors import KeeperError, UnavailableError, VersionMismatc
 from strandline.core.ids import Epoch, Generation, Partition
 from strandline.keeper import protocol as p
 from strandline.keeper.paths import Places
-from strandline.keeper.protocol import Ack, Instructions, LookupAnswer
+from strandline.keeper.protocol import Ack, Instructions, Lookup, LookupAnswer, ProfileAnswer
+from strandline.keeper.sampling import Samples
 from strandline.keeper.spawning import NURSERY
 from strandline.runtime.program import Program
 from strandline.runtime.state.lookups import LookupEntries, LookupRequest
@@ -33,8 +35,9 @@ from strandline.spark.keepers.death_report import death_of, is_dead
 from strandline.spark.keepers.exchange import Exchange, Exchanges
 from strandline.spark.keepers.losses import LossWatch
 from strandline.spark.keepers.watch import KeeperWatch, Slot
-from strandline.spark.keepers.worker import ControlWorker, EpochWorker, Executor, KeeperRef, LookupWorker
+from strandline.spark.keepers.worker import ControlWorker, EpochWorker, Executor, KeeperRef, RequestWorker
 
+A = TypeVar("A", LookupAnswer, ProfileAnswer)
 _END_S = 5.0
 _REQUEST_S = 0.5
 """The time in which a request fails whose keeper was killed."""
@@ -250,29 +253,53 @@ class Fleet:
 
         Keepers of other machines are reached through Spark. Raises UnavailableError if one does not answer.
         """
-        entries = self._decode_answers(uid, LookupWorker(self._refs[uid], requests).ask(requests))
-        rest = {partition: request for partition, request in requests.items() if partition not in entries}
+        lookups = {each: Lookup(generation=self._generation, request=request) for each, request in requests.items()}
+        answers = self._ask(uid, p.LOOKUP, lookups, p.LOOKUP_ANSWER, LookupAnswer)
+        return {partition: answer.entries for partition, answer in answers.items()}
+
+    def profile(self, seconds: float | None) -> dict[Slot, Samples | None]:
+        """Have every keeper begin to take samples of what it does; without `seconds`, end that and return them.
+
+        Thread-safe. Raises UnavailableError if a keeper does not answer.
+        """
+        samples: dict[Slot, Samples | None] = {}
+        for uid in self._refs:
+            request = p.Profile(generation=self._generation, seconds=seconds)
+            requests = {partition: request for its_uid, partition in self.slots if its_uid == uid}
+            for partition, answer in self._ask(uid, p.PROFILE, requests, p.PROFILE_ANSWER, ProfileAnswer).items():
+                samples[uid, partition] = answer.samples
+        return samples
+
+    def _ask(
+        self, uid: str, kind: int, requests: Mapping[Partition, msgspec.Struct], answer: int, decoded: type[A]
+    ) -> dict[Partition, A]:
+        """Send requests to an operator's keepers, which answer at once; those of other machines, through Spark."""
+        worker = RequestWorker(self._refs[uid], kind, answer, requests)
+        answers = self._decode_answers(uid, worker.ask(requests), decoded)
+        rest = {partition: request for partition, request in requests.items() if partition not in answers}
         if rest and not self._only_executor:
-            schema, worker = schema_of("partition int, answer binary"), LookupWorker(self._refs[uid], rest)
+            schema = schema_of("partition int, answer binary")
             with self.cancellable():
-                rows: list[Any] = self._exchanges.of(uid).partitions.mapInArrow(worker, schema).collect()
-            entries |= self._decode_answers(uid, {Partition(row.partition): bytes(row.answer) for row in rows})
-        missing = sorted(requests.keys() - entries.keys())
+                partitions = self._exchanges.of(uid).partitions
+                rows: list[Any] = partitions.mapInArrow(replace(worker, requests=rest), schema).collect()
+            replies = {Partition(row.partition): bytes(row.answer) for row in rows}
+            answers |= self._decode_answers(uid, replies, decoded)
+        missing = sorted(requests.keys() - answers.keys())
         if missing:
             raise UnavailableError(
                 f"operator '{uid}', partition {missing[0]}: its keeper does not answer",
                 hint="the job may be about to restart: try again when it runs",
             )
-        return entries
+        return answers
 
-    def _decode_answers(self, uid: str, replies: Mapping[Partition, bytes]) -> dict[Partition, LookupEntries]:
+    def _decode_answers(self, uid: str, replies: Mapping[Partition, bytes], decoded: type[A]) -> dict[Partition, A]:
         """Return the keepers' answers, except those of replaced keepers that still run."""
-        entries = {}
+        answers = {}
         for partition, data in replies.items():
-            reply, last = msgspec.msgpack.decode(data, type=LookupAnswer), self.last.get((uid, partition))
+            reply, last = msgspec.msgpack.decode(data, type=decoded), self.last.get((uid, partition))
             if last is None or last.keeper == reply.keeper:
-                entries[partition] = reply.entries
-        return entries
+                answers[partition] = reply
+        return answers
 
     @contextlib.contextmanager
     def cancellable(self, group: str = "") -> Iterator[None]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from msgspec import Struct
 from msgspec.structs import replace
 
 from strandline.core.errors import KeeperError
@@ -27,11 +28,10 @@ from strandline.core.ids import Epoch, Generation, Partition
 from strandline.keeper import protocol as p
 from strandline.keeper.lean import defer_pandas
 from strandline.keeper.paths import Places
-from strandline.keeper.protocol import Begin, Connection, Instructions, Lookup
+from strandline.keeper.protocol import Begin, Connection, Instructions
 from strandline.keeper.spawning import NURSERY, Beat, start_beside, start_program
 from strandline.keeper.watchdog import process_start
 from strandline.runtime.rowlayout import partition_of
-from strandline.runtime.state.lookups import LookupRequest
 from strandline.spark.base.task_errors import SEAL, Seal, sealed_errors
 from strandline.spark.keepers.death_report import death_of, is_dead
 from strandline.spark.keepers.feeder import Feeder
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _START_TIMEOUT_S = 60.0
 _PING_S = 2.0
-_LOOKUP_S = 15.0
+_REQUEST_S = 15.0
 _TIMEOUTS_S = {p.PING: _PING_S, p.STOP: 15.0}
 """Time-outs of requests that a keeper answers even while it is busy. A poll, which may restore state, has none."""
 
@@ -268,11 +268,13 @@ class ControlWorker:
 
 
 @dataclass(frozen=True)
-class LookupWorker:
-    """Sends look-ups to an operator's keepers; in an executor, yields the answers of those on its machine."""
+class RequestWorker:
+    """Sends requests to an operator's keepers; in an executor, yields the answers of those on its machine."""
 
     keeper: KeeperRef
-    requests: Mapping[Partition, LookupRequest]
+    kind: int
+    answer: int
+    requests: Mapping[Partition, Struct]
     seal: Seal = SEAL
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -292,15 +294,14 @@ class LookupWorker:
             # Send all requests before the wait for the first answer.
             for partition in partitions:
                 with suppress(OSError):
-                    connection = self.keeper.connect(partition, _LOOKUP_S)
+                    connection = self.keeper.connect(partition, _REQUEST_S)
                     if connection is not None:
                         open_.enter_context(closing(connection))
-                        lookup = Lookup(generation=self.keeper.generation, request=self.requests[partition])
-                        connection.send(p.LOOKUP, lookup)
+                        connection.send(self.kind, self.requests[partition])
                         connections.append((partition, connection))
             for partition, connection in connections:
                 try:
-                    answers[partition] = connection.expect(p.LOOKUP_ANSWER)[1].to_pybytes()
+                    answers[partition] = connection.expect(self.answer)[1].to_pybytes()
                 except (KeeperError, OSError):
                     if connection.has_received:
                         raise

@@ -11,6 +11,7 @@ from typing import Literal, Self
 from pyspark.sql import DataFrame, SparkSession
 
 from strandline.control.status import SinkStatus
+from strandline.core.datasets import Dataset
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch, Generation
 from strandline.ends.begins import Begin
@@ -77,6 +78,9 @@ class Sink(ABC):
     """Whether rows of an earlier sink of the job wait for their destination: set before each `commit` and `recover`."""
     destination: str = ""
     """The destination, in words that are the same at each start: they identify a sink without a name."""
+
+    datasets: Sequence[Dataset] = ()
+    """What it writes, by names of OpenLineage; () if that is not known."""
 
     def __init__(self, *, name: str | None = None, visibility: Visibility = "epoch") -> None:
         if visibility not in ("checkpoint", "epoch"):

@@ -36,6 +36,7 @@ from pyspark.sql.types import (
 )
 
 from strandline.core import failpoints
+from strandline.core.datasets import Dataset
 from strandline.core.errors import BEGIN_ANEW, ConfigurationError, CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.ends.committables import decode_committables
@@ -110,6 +111,7 @@ class FileSink(Sink):
                 )
         self.existing = existing
         self.path = absolute(path)
+        self.datasets = [Dataset.at(self.path)]
         self.format = format
         self.options = options
         self._storage = dict(storage_options or {})

@@ -257,6 +257,7 @@ class KafkaSinkAtOnce(_Topics, Sink):
         super().__init__(name=name, visibility="epoch")
         self.layout = layout
         self.target = target
+        self.datasets = target.datasets
         self._label = "sink of Kafka"
 
     def open(self, context: SinkContext) -> None:

@@ -114,6 +114,7 @@ class Transactional(Sink):
         check_shippable(f"{what}: the target {type(target).__name__}", target)
         self.target = target
         self.destination = str(target.destination)
+        self.datasets = target.datasets
         self.on_error = _check_on_error(what, on_error, target, dead_letters)
         self._dead_letters = None if dead_letters is None else check_location(what, "dead_letters", dead_letters)
         self._staging = None if staging is None else check_location(what, "staging", staging)

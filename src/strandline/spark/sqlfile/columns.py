@@ -8,8 +8,8 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.spark.sqlfile.cursor import Cursor, text_of
 from strandline.spark.sqlfile.statements import Column, Name, Watermark
-from strandline.spark.sqlfile.tokens import Token
 from strandline.spark.views.names import nearest
+from strandline.spark.views.tokens import Token
 from strandline.types.datatypes import parse_type
 
 _BRACKETS = {"(": ")", "<": ">"}

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from strandline.spark.sqlfile.statements import Name
 from strandline.spark.sqlfile.text import Script
-from strandline.spark.sqlfile.tokens import Token
+from strandline.spark.views.tokens import Token
 
 
 class Cursor:

@@ -20,6 +20,7 @@ from strandline.spark.base.ddl import spark_type
 from strandline.spark.base.templates import has_present
 from strandline.spark.streams.frames import FrameSource, Step, apply_step, probe_of
 from strandline.spark.streams.hints import MissingMethodHints
+from strandline.spark.streams.html import stream_html
 from strandline.types.spark_schema import SparkType
 
 
@@ -28,6 +29,9 @@ class Steps(MissingMethodHints):
 
     def __init__(self, node: Node) -> None:
         self._node = node
+
+    def _repr_html_(self) -> str:
+        return stream_html(self._description, self._node)
 
     @property
     def columns(self) -> list[str]:

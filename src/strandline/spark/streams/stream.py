@@ -34,6 +34,7 @@ from strandline.spark.sources.checks import check_source, check_source_name
 from strandline.spark.sources.files import Cleaning
 from strandline.spark.streams.frames import FrameStep, frame_source, readable_rows
 from strandline.spark.streams.hints import MissingMethodHints, needs_uid
+from strandline.spark.streams.html import stream_html
 from strandline.spark.streams.malformed import check_malformed, corrupt_column
 from strandline.spark.streams.steps import Steps
 from strandline.types.spark_schema import SparkType, check_names
@@ -173,6 +174,9 @@ class Processed(MissingMethodHints, Generic[_Process]):
 
     def __init__(self, keyed: Keyed) -> None:
         self._keyed = keyed
+
+    def _repr_html_(self) -> str:
+        return stream_html(self._description, self._keyed.node, {"key": ", ".join(self._keyed.keys)})
 
     @needs_uid
     def process(
@@ -398,6 +402,10 @@ class WindowedStream(Aggregates):
 
     def _cut(self) -> tuple[Keyed, WindowKind, Rules]:
         return self.keyed, self.kind, self.rules
+
+    def _repr_html_(self) -> str:
+        values = {"key": ", ".join(self.keyed.keys), "windows": self.kind}
+        return stream_html(self._description, self.keyed.node, values)
 
     @needs_uid
     def fold(

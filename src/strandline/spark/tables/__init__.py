@@ -15,6 +15,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from strandline.core.errors import ConfigurationError
+from strandline.core.html import Html, Rows, card, facts, line, markup, strong
+from strandline.core.texts import size_text, time_text
 from strandline.snapshot.opening.snapshot import pin_snapshot, pinned_snapshot
 from strandline.snapshot.tables import reader
 from strandline.snapshot.tables import table as snapshot_tables
@@ -69,7 +71,7 @@ def read(
 def tables(url: str | Path, storage_options: Mapping[str, str] | None = None) -> list[TableSummary]:
     """Return a summary of each table of a snapshot, without reading rows."""
     with pinned_snapshot(str(url), storage_options) as snapshot:
-        return snapshot_tables.tables(snapshot)
+        return Rows(snapshot_tables.tables(snapshot))
 
 
 def lookup(
@@ -113,6 +115,17 @@ class SnapshotReader:
         if name not in self._tables:
             self._tables[name] = find_table(self._snapshot, name)
         return self._tables[name]
+
+    def _repr_html_(self) -> str:
+        manifest = self._snapshot.manifest
+        values = {
+            "checkpoint": manifest.checkpoint, "epoch": manifest.epoch, "taken": time_text(manifest.created_ms),
+            "size": size_text(manifest.total_bytes),
+        }  # fmt: skip
+        kind = (manifest.savepoint and f"{manifest.savepoint} savepoint") or "checkpoint"
+        title = Html(f"{strong(manifest.job)}, {markup(kind)}")
+        summaries = Rows(snapshot_tables.tables(self._snapshot))
+        return card(title, line(self._snapshot.url), facts(values), Html(summaries._repr_html_()))
 
     def close(self) -> None:
         """Release the snapshot's files."""

@@ -9,10 +9,12 @@ from pyspark.sql.types import StructType as Schema
 
 from strandline.core.errors import ConfigurationError
 from strandline.ends.arguments import check_columns
+from strandline.plan.checks import check_uid
 from strandline.plan.graph import Keyed, Node, WatermarkNode
 from strandline.plan.operators import movers_above
 from strandline.runtime.operators.views.versions import Versions
 from strandline.spark.streams.frames import unchecked_step
+from strandline.spark.streams.html import stream_html
 from strandline.spark.streams.stream import Stream
 from strandline.spark.views.catalyst import Attribute, id_of
 from strandline.spark.views.keys import KEY, key_of
@@ -34,6 +36,7 @@ class Table:
     key: tuple[str, ...]
     order_by: str | None = None
     deleted: str | None = None
+    uid: str = ""
 
     @property
     def schema(self) -> Schema:
@@ -44,6 +47,10 @@ class Table:
     def time(self) -> str | None:
         """The column that says since when a version is valid, and that has a watermark."""
         return self.order_by if self.order_by is not None and self.order_by == watermarked(self.stream._node) else None
+
+    def _repr_html_(self) -> str:
+        more = {"key": ", ".join(self.key), "ordered by": self.order_by, "deleted if": self.deleted}
+        return stream_html("a table, of the newest row of each key", self.stream._node, more)
 
     def versions(self, ops: Operators, name: str, columns: Sequence[Attribute]) -> Relation:
         """Return the relation of all versions, under these columns of a plan."""
@@ -83,13 +90,13 @@ class Table:
             kind = struct_of(step, [each.name() for each in columns])
             at = None if self.order_by is None else kind.names.index(self.order_by)
             keyed = Keyed(step, (KEY,))
-            uid = f"table-{name}-{hash_of(meaning)[:6]}"
+            uid = self.uid or f"table-{name}-{hash_of(meaning)[:6]}"
             operator = ops.operator(keyed, uid, Versions(struct_of(step, [KEY]), kind, at), kind, f"table {name}")
             what = f"table {name} by {', '.join(self.key)}"
             part = Part(operator.uid, what, "the newest version of each key", "", bound="deletions alone")
             return operator, tuple(kind.names), part
 
-        operator, kept_names, part = ops.once(meaning, make, rows)
+        operator, kept_names, part = ops.once(f"{meaning}, {self.uid}", make, rows)
         return Relation(
             operator,
             kept_names,
@@ -112,12 +119,19 @@ def watermarked(node: Node) -> str | None:
 
 
 def table(
-    stream: Stream, *, key: str | Sequence[str], order_by: str | None = None, deleted: str | None = None
+    stream: Stream,
+    *,
+    key: str | Sequence[str],
+    order_by: str | None = None,
+    deleted: str | None = None,
+    uid: str = "",
 ) -> Table:
     """Return a stream of new versions of rows as a table for `sl.sql`: the newest version of each key is in it.
 
     Without `order_by`, of two versions the one that arrives last counts; with it, the one with the greater value, also
     if it arrives first. A version whose boolean column `deleted` is true deletes the row; queries do not see it.
+
+    Its rows are found in checkpoints by the name that queries have for it, or by `uid` if that is given.
 
     >>> customers = table(changes, key="customer_id", order_by="updated_at", deleted="is_deleted")
     """
@@ -142,4 +156,6 @@ def table(
         )
     if deleted is not None and deleted in (*names, order_by):
         raise ConfigurationError(f"table(): '{deleted}' is deleted=, and also in key= or order_by=")
-    return Table(stream, names, order_by, deleted)
+    if uid:
+        check_uid("table()", uid)
+    return Table(stream, names, order_by, deleted, uid)

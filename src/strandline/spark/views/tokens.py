@@ -1,4 +1,7 @@
-"""Tokens of a query's text: words, quoted names, texts, numbers and signs, each with its place, without comments."""
+"""Tokens of a query's text: words, quoted names, texts, numbers and signs, each with its place, without comments.
+
+Strings, quoted names and comments are those of Spark's grammar.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ _TOKEN = re.compile(
     | (?P<sign><=> | => | >= | <= | <> | != | == | :: | -> | \|\| | \|> | .)""",
     re.VERBOSE | re.DOTALL,
 )
+_ESCAPE = {quote: re.compile(rf"\\(u[0-9a-fA-F]{{4}}|.)|{quote}{quote}", re.DOTALL) for quote in "'\""}
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "Z": "\x1a", "%": "\\%", "_": "\\_"}
 _COMMENT_SIGN = re.compile(r"/\*|\*/")
 
 
@@ -39,21 +44,30 @@ class Token:
 
     @property
     def value(self) -> str:
-        """The text without its quotes."""
+        """The text without quotes and escapes; that of other tokens as it is."""
         if self.kind == "name":
             return self.text[1:-1].replace("``", "`")
-        return self.text[1:-1] if self.kind == "text" and self.text[0] in "'\"" else self.text
+        if self.kind != "text":
+            return self.text
+        if self.text[0] == "$":
+            tag = self.text.index("$", 1) + 1
+            return self.text[tag:-tag]
+        return self.text[2:-1] if self.text[0] in "rR" else _ESCAPE[self.text[0]].sub(_unescape, self.text[1:-1])
 
 
 def tokens(text: str) -> list[Token]:
-    """Return the tokens of a text. A quote without an end is a sign: Spark refuses it."""
-    result, at = [], 0
+    """Return the tokens of a text. A quote without an end is a sign, and so is a comment: Spark refuses it."""
+    result: list[Token] = []
+    at = 0
     while at < len(text):
         match = _TOKEN.match(text, at)
         assert match is not None, "a sign is any character"
         start, at = at, match.end()
         if match["comment"]:
-            at = comment_end(text, start) or len(text)
+            end = _comment_end(text, start)
+            if end is None:
+                return [*result, Token("sign", match["comment"], start, len(text))]
+            at = end
         for kind in ("word", "name", "text", "number", "sign"):
             if match[kind] is not None:
                 result.append(Token(kind, match[kind], start, at))
@@ -71,7 +85,7 @@ def closings(parts: Sequence[Token]) -> dict[int, int]:
     return pairs
 
 
-def comment_end(text: str, start: int) -> int | None:
+def _comment_end(text: str, start: int) -> int | None:
     """Return the end of a comment, which may have others in it; None if it has no end."""
     depth = 0
     for match in _COMMENT_SIGN.finditer(text, start):
@@ -79,3 +93,12 @@ def comment_end(text: str, start: int) -> int | None:
         if not depth:
             return match.end()
     return None
+
+
+def _unescape(match: re.Match[str]) -> str:
+    escaped = match[1]
+    if escaped is None:
+        return match[0][0]
+    if escaped[0] == "u" and len(escaped) == 5:
+        return chr(int(escaped[1:], 16))
+    return _ESCAPED.get(escaped, escaped)

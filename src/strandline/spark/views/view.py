@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from strandline.core.errors import ConfigurationError
+from strandline.core.html import Html, card, code, markup, strong, table
 from strandline.core.settings import Duration
 from strandline.plan.checks import check_uid
 from strandline.plan.columns import quoted
@@ -163,6 +164,16 @@ class View:
         for part in self._relation.parts:
             lines += [f"  {part.uid}  {part.what}", f"    keeps {part.keeps}: {part.bound}; gives {part.gives}"]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        parts = [(part.uid, part.what, part.keeps, part.bound) for part in self._relation.parts]
+        columns = [(field.name, field.dataType.simpleString()) for field in self.schema]
+        return card(
+            Html(f"{strong(self._what)}, {markup(self._gives)}"),
+            code(self.text),
+            table(("column", "type"), columns),
+            table(("operator", "what it does", "keeps", "until"), parts) if parts else None,
+        )
 
     @property
     def _gives(self) -> str:

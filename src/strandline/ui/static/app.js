@@ -2,9 +2,11 @@
 
 import { Actions } from "./actions.js";
 import { CheckpointsView } from "./checkpoints.js";
+import { DifferenceView } from "./difference.js";
 import { EndsView } from "./ends.js";
 import { EpochsView } from "./epochs.js";
 import { EventTimeView } from "./eventtime.js";
+import { FunctionsView } from "./functions.js";
 import { GraphView } from "./graph.js";
 import { JobList } from "./jobs.js";
 import { KeyView } from "./key.js";
@@ -19,11 +21,13 @@ const VIEWS = [
   ["epochs", "Epochs", EpochsView],
   ["checkpoints", "Checkpoints", CheckpointsView],
   ["partitions", "Partitions", PartitionsView],
+  ["functions", "Functions", FunctionsView],
   ["time", "Event time", EventTimeView],
   ["ends", "Sources and sinks", EndsView],
   ["restarts", "Restarts", RestartsView],
   ["state", "State", StateView],
   ["key", "Key", KeyView],
+  ["difference", "Difference", DifferenceView],
 ];
 
 function useHash() {

@@ -17,8 +17,8 @@ function useDark() {
   return dark;
 }
 
-// points: rows of [seconds, value, …]; `at` is the column.
-export function Chart({ title, points, at, text, tone = "--accent" }) {
+// points: rows of [seconds, value, …]; `at` is the column. Points further apart than `gap` seconds have no line between them.
+export function Chart({ title, points, at, text, tone = "--accent", gap = GAP_S }) {
   const place = useRef(null);
   const chart = useRef(null);
   const dark = useDark();
@@ -59,7 +59,7 @@ export function Chart({ title, points, at, text, tone = "--accent" }) {
     const data = [[], []];
     points.forEach((point, index) => {
       // No page showed the job meanwhile: no line.
-      if (index && point[0] - points[index - 1][0] > GAP_S) {
+      if (index && point[0] - points[index - 1][0] > gap) {
         data[0].push(point[0] - 0.01);
         data[1].push(null);
       }

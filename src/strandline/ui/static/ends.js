@@ -1,6 +1,7 @@
 // The ends of the job: what waits in its sources, and how old rows are when its sinks show them.
 
 import { backlog } from "./graph.js";
+import { Chart } from "./chart.js";
 import { Empty, Section, Table } from "./parts.js";
 import { age, duration, firstLine, html, number, plural, size } from "./lib.js";
 
@@ -33,7 +34,8 @@ export function EndsView({ live, past }) {
           { name: "Sink", text: (each) => each.name },
           { name: "Kind", text: (each) => each.what },
           { name: "Rows shown after", text: (each) => (each.shown.length ? duration(each.shown.at(-1).age_ms) : "–"), right: true },
-          { name: "At most", text: (each) => (each.shown.length ? duration(Math.max(...each.shown.map((one) => one.age_ms))) : "–"), right: true },
+          { name: "Half within", text: (each) => within(each.shown, 0.5), right: true },
+          { name: "99 of 100 within", text: (each) => within(each.shown, 0.99), right: true },
           { name: "The sink's part", text: (each) => (each.shown.length ? duration(each.shown.at(-1).shown_ms) : "–"), right: true },
           { name: "Delivered", text: (each) => (each.status ? number(each.status.rows) : "–"), right: true, spare: true },
           { name: "Refused", text: (each) => (each.status ? number(each.status.refused_rows) : "–"), right: true, spare: true },
@@ -41,12 +43,19 @@ export function EndsView({ live, past }) {
           { name: "Why", text: (each) => (each.status && firstLine(each.status.failure)) || "–", wide: true, spare: true },
         ]}
       />
-      <p class="told">"At most" is of the last ${number(live.checkpoints.length)} checkpoints. Delivered and waiting rows are known of sinks that write to other systems.</p>
+      <div class="charts">${sinks.filter((each) => each.shown.length > 1).map((each) => html`<${Chart} title=${`Age of rows shown in ${each.name}`} points=${each.shown.map((one) => [one.at_ms / 1000, one.age_ms])} at=${1} text=${duration} gap=${Infinity} />`)}</div>
+      <p class="told">"Within" is of the last ${number(live.checkpoints.length)} checkpoints. Delivered and waiting rows are known of sinks that write to other systems.</p>
     <//>
   `;
 }
 
-const shownBy = (name, checkpoints) => checkpoints.flatMap((each) => each.sinks.filter((sink) => sink.name === name));
+const shownBy = (name, checkpoints) => checkpoints.flatMap((each) => each.sinks.filter((sink) => sink.name === name).map((sink) => ({ ...sink, at_ms: each.completed_ms })));
+
+// The age that a part of a sink's checkpoints did not exceed.
+function within(shown, part) {
+  const ages = shown.map((each) => each.age_ms).sort((a, b) => a - b);
+  return ages.length ? duration(ages[Math.ceil(part * ages.length) - 1]) : "–";
+}
 
 function waiting({ status }) {
   if (!status) return "–";

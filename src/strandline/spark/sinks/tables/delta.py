@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strandline.checkpoint.folder import Folder, folder_at
+from strandline.core.datasets import Dataset
 from strandline.core.errors import ConfigurationError, NotFoundError, SinkError, StrandlineError
 from strandline.core.ids import Epoch, unique_name
 from strandline.ends.arguments import check_location
@@ -101,6 +102,7 @@ class DeltaSink(TableSink):
             )
         self.compact_every = compact_every
         self.destination = f"Delta table {_without_secrets(self.url)}"
+        self.datasets = [Dataset.at(self.url)]
         # Compacted rows cannot be distinguished; those by key are taken back one by one.
         self.takes_back = bool(self.key) or not compact_every
         self._commits = 0

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.core.datasets import Dataset
 from strandline.core.errors import ConfigurationError, CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.ends.begins import Begin, decode_begins, encode_begins, with_begin
@@ -116,6 +117,7 @@ class IcebergSink(TableSink):
         # Without user and password.
         uri = re.sub(r"://[^/\s]*@", "://", self._properties.get("uri", "").partition("?")[0])
         self.destination = f"Iceberg table {table} of catalog {self._catalog_name} {uri}".rstrip()
+        self.datasets = [Dataset(uri or self._catalog_name, table)]
         self._lock = threading.Lock()
         self._loaded: Any = None
         _pyiceberg(self._where)

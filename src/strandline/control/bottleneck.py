@@ -25,6 +25,36 @@ class Bottleneck:
     """Its id in the graph."""
 
 
+@dataclass(frozen=True)
+class TimeShares:
+    """The parts of the time of a job's last epochs."""
+
+    idle: float
+    """Of all time, the share between epochs."""
+    plan: float
+    """Of the epochs' time, as the next two, the share before their rows are read."""
+    busiest: float
+    """The share in which the slowest partition of the busiest operator works."""
+    spark: float
+    """The rest: reading, shuffling and writing."""
+    uid: str
+    """The busiest operator; "" without one."""
+
+
+def time_shares(epochs: Sequence[EpochStats]) -> TimeShares | None:
+    """Return the shares of the last epochs with rows; None before there are enough."""
+    recent = _recent(epochs)
+    if len(recent) < _LEAST_EPOCHS:
+        return None
+    took_ms = max(sum(each.took_ms for each in recent), 0.001)
+    busy_ms: dict[str, float] = {}
+    for operator in (each for epoch in recent for each in epoch.operators):
+        busy_ms[operator.uid] = busy_ms.get(operator.uid, 0.0) + operator.busy_ms
+    uid = max(busy_ms, key=lambda uid: busy_ms[uid], default="")
+    plan, busiest = sum(each.plan_ms for each in recent) / took_ms, busy_ms.get(uid, 0.0) / took_ms
+    return TimeShares(_idle_share(recent), plan, busiest, max(0.0, 1 - plan - busiest), uid)
+
+
 def find_bottleneck(status: Status, epochs: Sequence[EpochStats]) -> Bottleneck:
     """Find it by the last epochs."""
     if status.state != "running":
@@ -32,29 +62,26 @@ def find_bottleneck(status: Status, epochs: Sequence[EpochStats]) -> Bottleneck:
     for sink in status.sinks:
         if sink.waiting_rows and sink.failure:
             return Bottleneck(f"sink '{sink.name}' does not take rows: {_line(sink.failure)}", f"sink:{sink.name}")
-    recent = [each for each in epochs if each.rows][-_EPOCHS:]
-    if len(recent) < _LEAST_EPOCHS:
+    shares = time_shares(epochs)
+    if shares is None:
         return Bottleneck("not known yet: it takes a few epochs with rows")
-    took_ms = sum(each.took_ms for each in recent)
-    if (idle := _idle_share(recent)) > _IDLE_SHARE:
-        return Bottleneck(f"none: {idle:.0%} of the time, the job waits for rows or for its trigger")
-    busy_ms: dict[str, float] = {}
-    for operator in (each for epoch in recent for each in epoch.operators):
-        busy_ms[operator.uid] = busy_ms.get(operator.uid, 0.0) + operator.busy_ms
-    plan_ms = sum(each.plan_ms for each in recent)
-    uid = max(busy_ms, key=lambda uid: busy_ms[uid], default="")
-    rest_ms = took_ms - plan_ms - (busy_ms[uid] if uid else 0.0)
-    if uid and busy_ms[uid] >= max(plan_ms, rest_ms):
-        share = busy_ms[uid] / took_ms
-        return Bottleneck(f"operator '{uid}' works {share:.0%} of each epoch: {_why(uid, recent)}", f"operator:{uid}")
-    if plan_ms > rest_ms:
+    if shares.idle > _IDLE_SHARE:
+        return Bottleneck(f"none: {shares.idle:.0%} of the time, the job waits for rows or for its trigger")
+    if (uid := shares.uid) and shares.busiest >= max(shares.plan, shares.spark):
+        why = _why(uid, _recent(epochs))
+        return Bottleneck(f"operator '{uid}' works {shares.busiest:.0%} of each epoch: {why}", f"operator:{uid}")
+    if shares.plan > shares.spark:
         return Bottleneck(
-            f"{plan_ms / took_ms:.0%} of each epoch passes before its rows are read: epochs are small; more rows an "
+            f"{shares.plan:.0%} of each epoch passes before its rows are read: epochs are small; more rows an "
             "epoch, or a longer trigger, make that less"
         )
     return Bottleneck(
-        f"Spark: {rest_ms / took_ms:.0%} of each epoch passes in reading, shuffling and writing rows, not in operators"
+        f"Spark: {shares.spark:.0%} of each epoch passes in reading, shuffling and writing rows, not in operators"
     )
+
+
+def _recent(epochs: Sequence[EpochStats]) -> list[EpochStats]:
+    return [each for each in epochs if each.rows][-_EPOCHS:]
 
 
 def _why(uid: str, epochs: Sequence[EpochStats]) -> str:
