@@ -92,7 +92,8 @@ export function CardChart({ card, deviations }) {
   const high = Math.log10(Math.max(...values, limit || 0, 1000) * 1.3);
   const x = (ts) => LEFT + ((ts - first) / Math.max(1, last - first)) * (width - LEFT - 24);
   const y = (cents) => HEIGHT - BOTTOM - ((Math.log10(Math.max(10, cents)) - low) / (high - low)) * (HEIGHT - BOTTOM - TOP);
-  const steps = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000].map((each) => each * 100).filter((cents) => Math.log10(cents) >= low && Math.log10(cents) <= high);
+  const wide = high - low > 1.6;
+  const steps = (wide ? [1, 10, 100, 1000, 10000] : [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000]).map((each) => each * 100).filter((cents) => Math.log10(cents) >= low && Math.log10(cents) <= high);
   return html`
     <div ref=${place} class="room">
       ${times.length
