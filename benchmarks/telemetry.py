@@ -1,12 +1,13 @@
-"""What metrics cost a job: the same run with and without being asked for them, in turn.
+"""What metrics and profiles cost a job: the same run with and without being asked for them, in turn.
 
     python -m benchmarks.telemetry
 
-A counter of 1,000,000 keys runs with `Telemetry(prometheus=…, otlp=…)`. In every other block of epochs, another process
+A counter of 1,000,000 keys runs with `Telemetry(prometheus=…, otlp=…)`. In every third block of epochs, another process
 asks its driver for metrics each second over HTTP, as Prometheus does every 15 s, and over its socket with its recent
-past, as `strandline metrics --otlp` does. `ratio` is the throughput of the blocks with it over that of the blocks
-without, in the same run; on a machine that does other work meanwhile, it says nothing. `processor_time` is what one
-answer to Prometheus takes of the driver's Python, and `share` is that of a processor, asked each 15 s.
+past, as `strandline metrics --otlp` does; in every third one, the keepers take samples of their stacks. `ratio` is the
+throughput of such blocks over that of the others, in the same run; on a machine that does other work meanwhile, it says
+nothing. `processor_time` is what one answer to Prometheus takes of the driver's Python, and `share` is that of a
+processor, asked each 15 s.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from strandline.ui.jobs import Jobs
 
 BENCHMARK = "telemetry"
 SUBJECT = "asked-each-second"
+KINDS = ("asked-for-nothing", SUBJECT, "profiled")
 _EVERY_S = 1.0
 _WARM_UP = 10
 _ANSWERS = 20
@@ -80,6 +82,26 @@ def ask(address: str, local_dir: Path, switch: Path) -> None:
 
 
 @contextmanager
+def profiling(run: sl.Run, *, on: bool) -> Iterator[None]:
+    """Have all keepers take samples during the block."""
+    over = threading.Event()
+
+    def profile() -> None:
+        while not over.is_set():
+            run.profile("2s")
+
+    thread = threading.Thread(target=profile)
+    if on:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if on:
+            thread.join()
+
+
+@contextmanager
 def asking(address: str, local_dir: Path, directory: Path) -> Iterator[Path]:
     """Have a process ask; give the file with which it is switched on."""
     switch = directory / "on"
@@ -111,24 +133,26 @@ def run_subject(directory: Path, load: Load, blocks: int) -> Result:
         edges = []
         with asking(run.metrics_address, local_dir, directory / "asking") as switch:
             run_epochs(run.query, _WARM_UP)
-            for number in range(2 * blocks):
-                switch.touch() if number % 2 else switch.unlink(missing_ok=True)
-                edges.append(len(spark_epochs(run.query)))
-                run_epochs(run.query, edges[-1] + load.epochs)
+            for number in range(len(KINDS) * blocks):
+                kind = KINDS[number % len(KINDS)]
+                switch.touch() if kind == SUBJECT else switch.unlink(missing_ok=True)
+                with profiling(run, on=kind == "profiled"):
+                    edges.append(len(spark_epochs(run.query)))
+                    run_epochs(run.query, edges[-1] + load.epochs)
             edges.append(edges[-1] + load.epochs)
             epochs = spark_epochs(run.query)
             asked = int((switch.parent / "asked").read_text())
             answer_ms = median(timed_answer(run) for _ in range(_ANSWERS))
         run.stop()
         collector.shutdown()
-    rates: dict[bool, list[float]] = {False: [], True: []}
+    rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for number, (begin, end) in enumerate(pairwise(edges)):
         # The epoch in which it was switched is neither.
         block = epochs[begin + 1 : min(end, begin + load.epochs)]
         took_s = sum(each.duration_ms for each in block) / 1000
-        rates[bool(number % 2)].append(sum(each.rows for each in block) / took_s)
+        rates[KINDS[number % len(KINDS)]].append(sum(each.rows for each in block) / took_s)
     spark.stop()
-    return {"without": median(rates[False]), "with": median(rates[True]), "asked": asked, "answer_ms": answer_ms}
+    return {**{kind: median(rates[kind]) for kind in KINDS}, "asked": asked, "answer_ms": answer_ms}
 
 
 def timed_answer(run: sl.Run) -> float:
@@ -144,7 +168,7 @@ def main() -> None:
     """Measure, or be one of the processes of a measurement."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.telemetry", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--blocks", type=int, default=8, help="with, and as many without")
+    parser.add_argument("--blocks", type=int, default=8, help="of each kind")
     parser.add_argument("--epochs", type=int, default=10, help="of a block")
     parser.add_argument("--rows", type=int, default=100_000, help="of an epoch")
     parser.add_argument("--ask", nargs=3, help=argparse.SUPPRESS)
@@ -158,17 +182,19 @@ def main() -> None:
     if given.subject:
         report_result(given.result, run_subject(given.scratch, load, given.blocks))
         return
-    progress(f"{BENCHMARK}: {given.blocks} blocks of {given.epochs} epochs of {given.rows:,} rows each way")
+    progress(f"{BENCHMARK}: {given.blocks} blocks of {given.epochs} epochs of {given.rows:,} rows of each kind")
     options = ["--blocks", str(given.blocks), "--epochs", str(given.epochs), "--rows", str(given.rows)]
     results = measure_in_turn("benchmarks.telemetry", [SUBJECT], given.rounds, options)[SUBJECT]
-    for name, field in (("asked-for-nothing", "without"), (SUBJECT, "with")):
-        emit(BENCHMARK, name, "throughput", round(median_of(results, field)), unit="rows/s")
+    for kind in KINDS:
+        emit(BENCHMARK, kind, "throughput", round(median_of(results, kind)), unit="rows/s")
     answer_ms = median_of(results, "answer_ms")
     emit(BENCHMARK, "answer", "processor_time", round(answer_ms, 2), unit="ms")
     share = answer_ms / 1000 / _USUAL_S * 100
     emit(BENCHMARK, "answer", "share", round(share, 4), unit="% of a processor", wanted_at_most=1)
-    ratios = [round(each["with"] / each["without"], 4) for each in results]
-    emit(BENCHMARK, SUBJECT, "ratio", median(ratios), peer="asked-for-nothing", wanted_at_least=0.99, rounds=ratios)
+    nothing, *others = KINDS
+    for kind in others:
+        ratios = [round(each[kind] / each[nothing], 4) for each in results]
+        emit(BENCHMARK, kind, "ratio", median(ratios), peer=nothing, wanted_at_least=0.99, rounds=ratios)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ def replay(job: sl.Job, start: str, **options: Any) -> Iterator[EpochReplay]:
         yield from run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 def test_a_replay_is_rescaled_where_the_job_was(spark: Any, tmp_path: Path, local_dir: Path, backend: Any) -> None:
     """Up and down, with timers, windows and an operator of a parallelism of its own; state and order are the job's."""
@@ -79,6 +80,7 @@ def test_a_replay_is_rescaled_where_the_job_was(spark: Any, tmp_path: Path, loca
     ]
 
 
+@pytest.mark.long
 def test_the_history_of_built_in_operators_has_the_events(spark: Any, tmp_path: Path, local_dir: Path) -> None:
     """Of an aggregation, whose rows Spark makes accumulators of, and of a join behind functions."""
 
@@ -107,6 +109,7 @@ def _lefts() -> list[int]:
     return [sum(amounts[at + 1 :]) for at in range(len(amounts))]
 
 
+@pytest.mark.long
 def test_only_the_rows_of_a_key_run(spark: Any, strandline: Command, tmp_path: Path, local_dir: Path) -> None:
     run = totals(spark, tmp_path, local_dir).start(spark)
     for number in range(3):

@@ -122,6 +122,7 @@ def test_rows_and_state_that_differ_are_named(make: Callable[..., sl.Job], tmp_p
     assert (total.state, total.changed, [key.key for key in total.keys]) == ("total", 1, [{"card": "c1"}])
 
 
+@pytest.mark.long
 def test_records_are_those_of_the_job_that_took_the_snapshot(
     spark: Any, make: Callable[..., sl.Job], tmp_path: Path, local_dir: Path
 ) -> None:
@@ -146,6 +147,7 @@ def test_records_are_those_of_the_job_that_took_the_snapshot(
     assert not (tmp_path / "mine").exists()
 
 
+@pytest.mark.long
 def test_an_error_in_one_program_alone_is_a_difference(make: Callable[..., sl.Job], tmp_path: Path) -> None:
     outcome = both(tmp_path, make(), make(Patient()), "2")
     assert outcome.verdict == "differs"
@@ -155,6 +157,7 @@ def test_an_error_in_one_program_alone_is_a_difference(make: Callable[..., sl.Jo
     assert outcome.sinks[0].is_equal
 
 
+@pytest.mark.long
 def test_without_the_old_program_the_jobs_checkpoint_is_compared(make: Callable[..., sl.Job], tmp_path: Path) -> None:
     for number, (process, verdict) in enumerate(((Total(), "equal"), (Doubled(), "differs"), (Patient(), "differs"))):
         folder = tmp_path / str(number)
@@ -181,6 +184,7 @@ def test_state_is_upgraded_or_refused(make: Callable[..., sl.Job], tmp_path: Pat
         trial(make(), tmp_path / "many", epochs=5)
 
 
+@pytest.mark.long
 def test_rows_of_files(make: Callable[..., sl.Job], tmp_path: Path) -> None:
     files = tmp_path / "files"
     write(files, "1.json", [{"card": "c1", "amount": 1}, {"card": "c9", "amount": 2}])

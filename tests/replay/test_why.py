@@ -108,6 +108,7 @@ def test_an_event_that_gave_a_row_of_a_side_output(job: sl.Job) -> None:
     assert [each.before["last"] for each in found.history] == [0, 4]
 
 
+@pytest.mark.long
 def test_results_of_built_in_operators(job: sl.Job) -> None:
     found = explain(job, "tens", "card = 'a'")
     assert (found.row["amount"], found.operator, found.key, found.call) == (4, "tens", "a", None)
@@ -117,6 +118,7 @@ def test_results_of_built_in_operators(job: sl.Job) -> None:
     assert found.why_not == "the row has no column card, a key of 'tens'"
 
 
+@pytest.mark.long
 def test_what_cannot_be_explained(job: sl.Job, tmp_path: Path) -> None:
     assert explain_since_oldest(job, {}, "tens", "card = 'z'")[0] is None
     with pytest.raises(NotFoundError, match="the job has no sink 'rows'"):

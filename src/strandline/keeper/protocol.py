@@ -104,7 +104,6 @@ class LookupAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """A request to begin to take samples of what the keeper does or, without `seconds`, to end that and return them."""
 
-    generation: Generation
     seconds: float | None = None
 
 

@@ -264,7 +264,7 @@ class Fleet:
         """
         samples: dict[Slot, Samples | None] = {}
         for uid in self._refs:
-            request = p.Profile(generation=self._generation, seconds=seconds)
+            request = p.Profile(seconds=seconds)
             requests = {partition: request for its_uid, partition in self.slots if its_uid == uid}
             for partition, answer in self._ask(uid, p.PROFILE, requests, p.PROFILE_ANSWER, ProfileAnswer).items():
                 samples[uid, partition] = answer.samples
