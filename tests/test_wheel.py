@@ -34,8 +34,9 @@ def files_below(directory: Path) -> set[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """An environment in which nothing of the checkout is found."""
-    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")} | more
+    """An environment in which nothing of the checkout is found: sessions of other tests leave their Python in it."""
+    ours = ("PYTHON", "PYSPARK_", "SPARK_", "STRANDLINE_", "MASTER")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | more
 
 
 def run(*command: object, cwd: Path | None = None) -> str:

@@ -117,7 +117,9 @@ _WHAT = {
 
 def _kill(pids: list[int]) -> list[str]:
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        # A worker may have ended since it was found.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     return [str(pid) for pid in pids]
 
 
