@@ -168,8 +168,8 @@ def main() -> None:
     """Measure, or be one of the processes of a measurement."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.telemetry", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--blocks", type=int, default=8, help="of each kind")
-    parser.add_argument("--epochs", type=int, default=10, help="of a block")
+    parser.add_argument("--blocks", type=int, default=3, help="of each kind")
+    parser.add_argument("--epochs", type=int, default=40, help="of a block: longer than the interval of checkpoints")
     parser.add_argument("--rows", type=int, default=100_000, help="of an epoch")
     parser.add_argument("--ask", nargs=3, help=argparse.SUPPRESS)
     add_subject_options(parser, [SUBJECT])
