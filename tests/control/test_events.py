@@ -67,6 +67,17 @@ def test_a_log_of_events_is_bounded(log: EventLog, monkeypatch: pytest.MonkeyPat
     assert 0 < len(read_events(log.path)) < 50
 
 
+def test_a_part_of_a_line_spoils_no_other(log: EventLog) -> None:
+    log.write(EVENTS[0])
+    whole = log.path.read_bytes()
+    log.path.write_bytes(whole + whole[:20])
+    log.write(EVENTS[1])
+    log.write(EVENTS[2])
+    first, part, *others = log.path.read_bytes().splitlines()
+    assert (first + b"\n", part) == (whole, whole[:20])
+    assert [json.loads(line)["event"] for line in others] == ["begin", "checkpoint"]
+
+
 def test_a_log_without_its_directory_fails_for_nobody(tmp_path: Path) -> None:
     EventLog(tmp_path / "gone" / "events.jsonl", "alerts", "file:///ck", SystemClock()).write(EVENTS[0])
     assert read_events(tmp_path / "gone" / "events.jsonl") == []

@@ -82,6 +82,16 @@ def test_each_comes_once_also_those_of_an_attempt_that_has_ended_between_two_loo
     assert maker.take(Recent([later], [again], [FAILURE], [LAST], [EPOCH, second]), NOW_MS) == []
 
 
+def test_a_clock_that_is_set_back_hides_nothing() -> None:
+    maker = SpanMaker(since_ms=40_000)
+    assert len(maker.take(Recent([LAST], [EPOCH], [FAILURE]), NOW_MS)) == 2
+    epoch, failure = replace(EPOCH, epoch=8, ended_ms=20_000), replace(FAILURE, at_ms=21_000)
+    checkpoint = replace(LAST, checkpoint=CheckpointId(8), completed_ms=20_000)
+    recent = Recent([LAST, checkpoint], [EPOCH, epoch], [FAILURE, failure])
+    assert names(maker.take(recent, 26_000)) == ["epoch", "checkpoint", "restart"]
+    assert maker.take(recent, 26_500) == []
+
+
 def test_a_checkpoint_waits_until_its_sinks_have_shown_its_rows() -> None:
     maker = SpanMaker()
     just = replace(LAST, completed_ms=NOW_MS - SETTLING_MS + 1)

@@ -25,7 +25,11 @@ class RotatedFile:
             with contextlib.suppress(FileNotFoundError):
                 if self.path.stat().st_size + len(data) > MAX_BYTES:
                     self.path.replace(self.path.with_name(self.path.name + ".1"))
-            with open(self.path, "ab", opener=_open_private) as file:
+            with open(self.path, "a+b", opener=_open_private) as file:
+                if file.tell():
+                    # A full disk may have left a part of a line.
+                    file.seek(-1, os.SEEK_END)
+                    data = data if file.read(1) == b"\n" else b"\n" + data
                 file.write(data)
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import TypeVar
 
 from strandline.checkpoint.history import CheckpointStats
 from strandline.control.recent import EpochStats, Interruption, Recent
 
+T = TypeVar("T")
 Attributes = dict[str, str | int | float]
+_Key = tuple[int, int]
+"""The time of an end, and a number."""
 _MOST_PARTITIONS = 20
 """How many partitions of a checkpoint a span has: those that took longest."""
 SETTLING_MS = 5_000
@@ -40,42 +44,36 @@ class Span:
 
 @dataclass
 class SpanMaker:
-    """Makes the spans of one job. What ended before `since_ms` has none."""
+    """Makes the spans of one job. What ended before `since_ms`, at the first look, has none."""
 
     since_ms: int = 0
-
-    def __post_init__(self) -> None:
-        self._epoch = self._checkpoint = (self.since_ms, 0)
-        self._resumed_ms = self.since_ms
+    _known: dict[str, set[_Key]] = field(default_factory=dict, init=False)
+    """What was there at the last look: a clock that is set back must not hide what ends afterwards."""
 
     def take(self, recent: Recent, now_ms: int, *, is_last: bool = False) -> list[Span]:
         """Return the spans of what has ended since the last call; with `is_last`, of checkpoints without a delay."""
+        checkpoints = {
+            (each.completed_ms, int(each.checkpoint)): each
+            for each in [*recent.earlier_checkpoints, *recent.checkpoints]
+            if each.completed_ms is not None and (is_last or not now_ms - SETTLING_MS < each.completed_ms <= now_ms)
+        }
+        epochs = {(each.ended_ms, each.epoch): each for each in [*recent.earlier_epochs, *recent.epochs]}
+        interruptions = {(each.at_ms + each.down_ms, each.at_ms): each for each in recent.interruptions}
         return [
-            *self._of_epochs([*recent.earlier_epochs, *recent.epochs]),
-            *self._of_checkpoints(
-                [*recent.earlier_checkpoints, *recent.checkpoints], now_ms if is_last else now_ms - SETTLING_MS
-            ),
-            *self._of_interruptions(recent.interruptions),
+            *(_of_epoch(each) for _, each in self._new("epoch", epochs)),
+            *(_of_checkpoint(each, key[0]) for key, each in sorted(self._new("checkpoint", checkpoints), key=_ended)),
+            *(_of_interruption(each) for _, each in self._new("interruption", interruptions)),
         ]
 
-    def _of_epochs(self, epochs: Iterable[EpochStats]) -> Iterator[Span]:
-        for each in epochs:
-            if (key := (each.ended_ms, each.epoch)) > self._epoch:
-                self._epoch = key
-                yield _of_epoch(each)
+    def _new(self, kind: str, ended: Mapping[_Key, T]) -> list[tuple[_Key, T]]:
+        """Return what was not there at the last look; what is gone meanwhile does not come again."""
+        known = self._known.get(kind, {key for key in ended if key[0] <= self.since_ms})
+        self._known[kind] = {*ended}
+        return [(key, each) for key, each in ended.items() if key not in known]
 
-    def _of_checkpoints(self, checkpoints: Iterable[CheckpointStats], until_ms: int) -> Iterator[Span]:
-        ended = [(each.completed_ms, each.checkpoint, each) for each in checkpoints if each.completed_ms is not None]
-        for completed_ms, number, each in sorted(ended, key=lambda one: one[:2]):
-            if completed_ms <= until_ms and (completed_ms, number) > self._checkpoint:
-                self._checkpoint = (completed_ms, number)
-                yield _of_checkpoint(each, completed_ms)
 
-    def _of_interruptions(self, interruptions: Iterable[Interruption]) -> Iterator[Span]:
-        for each in interruptions:
-            if (resumed_ms := each.at_ms + each.down_ms) > self._resumed_ms:
-                self._resumed_ms = resumed_ms
-                yield _of_interruption(each)
+def _ended(entry: tuple[_Key, object]) -> _Key:
+    return entry[0]
 
 
 def _of_epoch(epoch: EpochStats) -> Span:
