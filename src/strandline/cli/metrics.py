@@ -12,7 +12,7 @@ import typer
 
 from strandline.api.telemetry import Telemetry
 from strandline.cli.output import say
-from strandline.cli.stores import LocalDir, StorageOptions, parse_options, root_of
+from strandline.cli.stores import JobsOrDirectories, LocalDir, StorageOptions, parse_options, root_of
 from strandline.control.client import call
 from strandline.control.commands import RECENT, STATUS, NoArguments
 from strandline.control.journal import ENDED
@@ -32,14 +32,7 @@ _FORGET_MS = 24 * 3_600_000
 
 
 def metrics(
-    what: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[DIRECTORY | JOB]...",
-            help="Directories of checkpoints, or names of jobs; without one, all jobs of this machine.",
-            show_default=False,
-        ),
-    ] = None,
+    what: JobsOrDirectories = None,
     port: Annotated[
         int, typer.Option(min=0, max=65535, metavar="N", help="Prometheus' port; 0: any free one.")
     ] = _PORT,

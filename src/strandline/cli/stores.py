@@ -26,6 +26,14 @@ StorageOptions = Annotated[
         help="A setting of the storage client (credentials, endpoint, …); may be repeated. Never shown.",
     ),
 ]
+JobsOrDirectories = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[DIRECTORY | JOB]...",
+        help="Directories of checkpoints, or names of jobs; without one, all jobs of this machine.",
+        show_default=False,
+    ),
+]
 LocalDir = Annotated[
     Path | None, typer.Option(metavar="DIR", help="The job's Settings.local_dir, if it was given one.")
 ]

@@ -7,21 +7,14 @@ from typing import Annotated, Literal
 import typer
 
 from strandline.cli.output import say
-from strandline.cli.stores import LocalDir, StorageOptions, parse_options, root_of
+from strandline.cli.stores import JobsOrDirectories, LocalDir, StorageOptions, parse_options, root_of
 from strandline.core.errors import ConfigurationError
 
 _PORT = 8740
 
 
 def ui(
-    what: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[DIRECTORY | JOB]...",
-            help="Directories of checkpoints, or names of jobs; without one, all jobs of this machine.",
-            show_default=False,
-        ),
-    ] = None,
+    what: JobsOrDirectories = None,
     port: Annotated[
         int, typer.Option(min=0, max=65535, metavar="N", help="The port on loopback; 0: any free one.")
     ] = _PORT,

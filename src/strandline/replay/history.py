@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strandline.api.process import KeyedBatchProcess, KeyedProcess
+from strandline.api.process import KeyedProcess
 from strandline.core.errors import ConfigurationError, NotFoundError
 from strandline.core.ids import Epoch
 from strandline.format.names import StatePath, matching_names, name_in
@@ -60,7 +60,7 @@ def history_of(job: Job, recorded: Recorded, state: str, key: str) -> Iterator[C
 def has_calls(operator: Operator) -> bool:
     """Whether an operator is a function that is called for each event."""
     process = operator.node.process
-    return not isinstance(process, BuiltinOperator | KeyedBatchProcess) and isinstance(process, KeyedProcess)
+    return isinstance(process, KeyedProcess) and not isinstance(process, BuiltinOperator)
 
 
 def changes_by_call(
