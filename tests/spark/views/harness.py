@@ -68,8 +68,12 @@ class Compared:
     views: dict[str, sl.View] = field(default_factory=dict)
     changes: dict[str, dict[int, list[Row]]] = field(default_factory=lambda: defaultdict(dict))
     """By query and epoch: the changes, each row with its weight last. An epoch that is repeated replaces them."""
+    with_rows: set[int] = field(default_factory=set)
+    """If a table has a watermark: the epochs that read files. Others run between them, for timers, if Spark is slow."""
     are_written: bool = True
     """Whether the files of all epochs are there from the beginning."""
+    _timed: Any = None
+    """The stream of a table with a watermark."""
     _expected: dict[tuple[str, int], Bag] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -102,7 +106,8 @@ class Compared:
             stream = sl.files_source(
                 self.root / name, schema=schema, format="parquet", name=name, max_files_per_epoch=1, spark=self.spark
             )
-            stream = stream.watermark("at", table.delay) if table.delay else stream
+            if table.delay:
+                stream = self._timed = stream.watermark("at", table.delay)
             order_by = "at" if table.delay else None
             made = sl.table(stream, key=table.key, order_by=order_by, deleted=GONE) if table.key else stream
             self.sources[name] = made
@@ -118,7 +123,14 @@ class Compared:
 
     def sinks(self) -> list[Any]:
         """Return what a job needs to gather the changes of all views."""
-        return [self._gathered(number, query, view) for number, (query, view) in enumerate(self.views.items())]
+        gathered = [self._gathered(number, query, view) for number, (query, view) in enumerate(self.views.items())]
+        if self._timed is not None:
+            gathered.append(self._timed.to(sl.sinks.foreach_batch(self._note, name="epochs")))
+        return gathered
+
+    def _note(self, df: Any, epoch: int) -> None:
+        if not df.isEmpty():
+            self.with_rows.add(epoch)
 
     def _gathered(self, number: int, query: str, view: sl.View) -> Any:
         def write(df: Any, epoch: int) -> None:
@@ -143,7 +155,12 @@ class Compared:
         self.job(local_dir, parallelism).start(self.spark).await_termination()
 
     def rows(self, query: str, epoch: int) -> Bag:
-        """Return the rows of a view after an epoch: the sum of its changes. Some may be there less than 0 times."""
+        """Return the rows of a view after an epoch's files. Some may be there less than 0 times."""
+        numbers = sorted(self.with_rows)
+        return self._sum(query, numbers[epoch - 1] if epoch <= len(numbers) else epoch)
+
+    def _sum(self, query: str, epoch: int) -> Bag:
+        """Return the sum of a view's changes up to the epoch of this number."""
         total: Bag = Counter()
         for number, changes in self.changes[query].items():
             if number <= epoch:
@@ -189,7 +206,7 @@ class Compared:
                 return f"epoch {epoch} takes a row back, and rows only come"
             if view.key is not None:
                 at = [view.columns.index(name) for name in view.key]
-                keys = Counter(tuple(row[i] for i in at) for row in self.rows(query, epoch).elements())
+                keys = Counter(tuple(row[i] for i in at) for row in self._sum(query, epoch).elements())
                 if keys and max(keys.values()) > 1:
                     return f"after epoch {epoch}, two rows have the key {view.key}: {keys.most_common(1)}"
         return None
