@@ -236,6 +236,7 @@ def main() -> None:
     )
     parser.add_argument("--epochs", type=int, help="how many epochs there are")
     parser.add_argument("--warm-up", type=int, help="how many epochs are not measured")
+    parser.add_argument("--events-per-epoch", type=int, help="how many events an epoch has")
     parser.add_argument("--events", type=Path, help=argparse.SUPPRESS)
     add_subject_options(parser, SUBJECTS + ON_REQUEST)
     given = parser.parse_args()
@@ -244,6 +245,7 @@ def main() -> None:
         size,
         epochs=size.epochs if given.epochs is None else given.epochs,
         warm_up=size.warm_up if given.warm_up is None else given.warm_up,
+        events_per_epoch=given.events_per_epoch or size.events_per_epoch,
     )
     if not 0 <= size.warm_up < size.epochs:
         parser.error(f"--warm-up {size.warm_up} leaves none of {size.epochs} epochs to measure")
@@ -266,6 +268,7 @@ def main() -> None:
         write_events(events, size)
         options = ["--events", str(events), *(["--quick"] if given.quick else [])]
         options += ["--epochs", str(size.epochs), "--warm-up", str(size.warm_up)]
+        options += ["--events-per-epoch", str(size.events_per_epoch)]
         report(size, measure_in_turn("benchmarks.nexmark", subjects, rounds, options))
 
 
