@@ -26,7 +26,8 @@ NOW_US = 1_700_000_000 * SECOND
 
 
 def count(keys: HeavyKeys, batch: Sequence[Any]) -> None:
-    keys.add([batch[at] for at in keys.sample(len(batch))], len(batch))
+    """Count a batch if it is due, as a task does."""
+    keys.add([batch[at] for at in keys.sample(len(batch))])
 
 
 def size(keys: HeavyKeys) -> int:
@@ -39,7 +40,7 @@ def size(keys: HeavyKeys) -> int:
     st.floats(1.05, 4.0),
     st.integers(2, 5_000),
     st.lists(st.integers(1, 32), min_size=1, max_size=250),
-    st.integers(0, 20),
+    st.integers(1, 20),
 )
 def test_of_batches_that_are_counted_in_full_no_heavy_key_is_missed(
     seed: int, skew: float, distinct: int, batches: list[int], seconds: int
@@ -119,6 +120,7 @@ def test_lately_is_about_a_minute() -> None:
     keys.begin(NOW_US + 10**9 * SECOND)
     keys.begin(NOW_US)
     for _ in range(10):
+        keys._due_us = 0
         count(keys, ["late"] * 20)
     assert [(each.key["k"], each.share, each.error) for each in keys.heaviest()] == [("late", 1.0, 0.0)]
 
@@ -126,17 +128,38 @@ def test_lately_is_about_a_minute() -> None:
 def test_of_hardly_any_rows_nothing_is_said() -> None:
     keys = HeavyKeys(["k"], 0)
     assert keys.heaviest() == []
-    for _ in range(99):
+    for n in range(120):
+        keys.begin(NOW_US + n * SECOND // 10)
         count(keys, ["a"])
-    assert keys.heaviest() == []
-    count(keys, ["a"])
+        if n < 99:
+            assert keys.heaviest() == []
     assert [each.share for each in keys.heaviest()] == [1.0]
+
+
+def test_not_every_batch_is_sampled_and_the_next_one_counts_for_it() -> None:
+    keys, sampled = HeavyKeys(["k"], 0), 0
+    for epoch in range(100):
+        keys.begin(NOW_US + epoch * SECOND // 100)
+        if places := keys.sample(50):
+            keys.add(["a"] * len(places))
+            sampled += 1
+    assert sampled == 10
+    assert keys.rows == pytest.approx(100 * 50, rel=0.15)
+    # A long epoch is sampled on its way.
+    sampled = 0
+    for _ in range(20):
+        if places := keys.sample(10_000):
+            keys.add(["b"] * len(places))
+            sampled += 1
+    assert sampled == 10
+    assert keys.heaviest()[0].share == pytest.approx(200_000 / 205_000, abs=0.02)
 
 
 def test_of_many_equal_keys_none_is_heavy() -> None:
     keys = HeavyKeys(["k"], 0)
     random = np.random.default_rng(5)
-    for _ in range(100):
+    for n in range(100):
+        keys.begin(NOW_US + n * SECOND)
         count(keys, random.integers(0, 10**6, 10_000).tolist())
     assert keys.heaviest() == []
 
@@ -144,6 +167,7 @@ def test_of_many_equal_keys_none_is_heavy() -> None:
 def test_long_keys_are_told_apart_and_take_little_memory() -> None:
     keys = HeavyKeys(["a", "b"], 0)
     for n in range(300):
+        keys.begin(NOW_US + n * SECOND // 10)
         # They begin alike; each is a megabyte.
         count(keys, [("x" * 1_000_000 + str(min(n % 3, 1)), bytes(1_000_000))] * 2)
     first, second = keys.heaviest()
@@ -214,6 +238,6 @@ def test_rows_without_a_key_are_not_counted(tmp_path: Path) -> None:
     bench = Bench("memory", tmp_path, on_error=OnError("skip"))
     bench.apply([batch_of([(None, "set_value", 1, 0)] * 200)], now_us=NOW_US)
     assert bench.task.heavy_keys.rows == 0
-    bench.apply([batch_of([("a", "set_value", 1, 0), (None, "set_value", 1, 0)] * 200)], now_us=NOW_US)
+    bench.apply([batch_of([("a", "set_value", 1, 0), (None, "set_value", 1, 0)] * 200)], now_us=NOW_US + SECOND)
     assert named(bench) == [({"k": "a"}, 1.0)]
     assert bench.task.heavy_keys.rows == 200

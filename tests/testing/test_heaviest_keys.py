@@ -80,6 +80,7 @@ def test_each_kind_of_operator_names_its_hot_key(kind: str, monkeypatch: pytest.
     with Harness(PIPELINES[kind], parallelism=2) as h:
         for start in range(0, len(ROWS), 60):
             h.push(left=ROWS[start : start + 60])
+            h.advance_clock("1s")
         first, second = sorted(made, key=lambda each: len(each.heaviest()[:1]) and each.heaviest()[0].share)
     (hot, *_) = second.heaviest()
     assert hot.key == {"card": "hot"}

@@ -22,8 +22,10 @@ from strandline.types.records import Record
 _HALF_LIFE_US = 30_000_000
 _COUNTERS = 128
 """Kept at least; there are at most twice as many, and a sample more."""
-_LEAST_SAMPLE, _ROWS_A_SAMPLE = 32, 256
+_LEAST_SAMPLE, _ROWS_A_SAMPLE = 64, 256
 """The rows of a batch that are counted: all of a small one, one in so many of a large one."""
+_MOST_WAITING, _PAUSE_US = 16_384, 100_000
+"""After so many rows, or so much time, a batch is sampled, which counts for the rows before it, too."""
 _MOST_CHARS = 100
 """Of each value of a key, in counters and answers."""
 MOST_KEYS = 5
@@ -62,7 +64,9 @@ class HeavyKeys:
         self._columns = columns
         self._partition = partition
         self._random = np.random.default_rng(partition)
-        self._now_us = 0
+        self._now_us = self._due_us = 0
+        self._waiting = 0
+        """The rows since the last sample."""
         self._weight = 1.0
         """Of a row that comes now. Weights grow, in place of all counters being reduced again and again."""
         self._counts: dict[Any, float] = {}
@@ -87,7 +91,11 @@ class HeavyKeys:
         self._now_us = max(self._now_us, now_us)
 
     def sample(self, rows: int) -> Sequence[int]:
-        """Return the places of the rows that are to be counted: one at random in each of equal parts of a batch."""
+        """Return the places of the rows to count: one at random in each of equal parts of a batch, or none of it."""
+        self._waiting += rows
+        if not rows or (self._waiting < _MOST_WAITING and self._now_us < self._due_us):
+            return ()
+        self._due_us = self._now_us + _PAUSE_US
         count = max(_LEAST_SAMPLE, rows // _ROWS_A_SAMPLE)
         if rows <= count:
             return range(rows)
@@ -96,11 +104,11 @@ class HeavyKeys:
         chosen: list[int] = np.minimum(places.astype(np.int64), rows - 1).tolist()
         return chosen
 
-    def add(self, keys: Sequence[Any], rows: int) -> None:
-        """Count the sampled keys of so many rows."""
+    def add(self, keys: Sequence[Any]) -> None:
+        """Count the keys of a sample."""
         if not keys:
             return
-        counts = self._counts
+        counts, rows, self._waiting = self._counts, self._waiting, 0
         weight = self._weight * rows / len(keys)
         for key in map(_bounded, keys):
             counts[key] = counts.get(key, 0.0) + weight
@@ -124,7 +132,7 @@ class HeavyKeys:
         return heaviest
 
     def _drop_smallest(self) -> None:
-        floor = nlargest(_COUNTERS + 1, self._counts.values())[-1]
+        floor = sorted(self._counts.values(), reverse=True)[_COUNTERS]
         self._counts = {key: count - floor for key, count in self._counts.items() if count > floor}
         self._lost += floor
 

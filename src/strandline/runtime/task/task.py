@@ -333,7 +333,7 @@ class Task:
         at = self._key_at
         keys = values[at[0]] if len(at) == 1 else list(zip(*(values[i] for i in at), strict=True))
         keys = self.store.keys.codec.normalise(keys)
-        self.heavy_keys.add([keys[at] for at in self.heavy_keys.sample(len(keys))], len(keys))
+        self.heavy_keys.add([keys[at] for at in self.heavy_keys.sample(len(keys))])
         self.store.keys.learn(keys, groups.to_pylist())
         self.store.load(set(keys))
         time_column = self._layout.times(batch)
@@ -446,7 +446,8 @@ class Task:
     def _keys_of(self, batch: pa.RecordBatch, columns: Sequence[pa.Array]) -> BatchKeys:
         """Return the keys of a batch, and count a sample of them."""
         keys = BatchKeys([columns[i] for i in self._key_at], self._layout.groups(batch), self.store.keys.codec)
-        self.heavy_keys.add(keys.take(self.heavy_keys.sample(len(keys))).values(), len(keys))
+        if sample := self.heavy_keys.sample(len(keys)):
+            self.heavy_keys.add(keys.take(sample).values())
         return keys
 
     def _emit_results(self, results: Iterator[TimedRows]) -> Iterator[pa.RecordBatch]:
