@@ -62,7 +62,7 @@ def skew_text(status: Status, uid: str) -> str:
         text = f"{'Skewed' if times >= _SKEWED else 'Somewhat uneven'}: {uneven}."
     if heavy:
         text += _keys_text(heavy, "more partitions will not help, as all rows of a key go to one of them")
-    elif times >= _UNEVEN and sum(keeper.recent_rows for keeper in keepers) >= LEAST_ROWS:
+    elif times >= _UNEVEN and most.recent_rows >= LEAST_ROWS:
         reason = "key groups are uneven, and another parallelism may divide them better"
         text += f" {_no_key_text(merged_keys(keepers))}: {reason}."
     return text + _state_text(keepers)

@@ -11,7 +11,10 @@ export function PartitionsView({ live, past, all }) {
   if (!uids.length) return html`<${Empty} text=${live.status.operators.length ? "Keepers are starting." : "The job has no keyed operator."} />`;
   const rates = new Map(live.rates.map((each) => [`${each.uid}/${each.partition}`, each]));
   const keys = new Map(live.status.operators.map((each) => [each.uid, each.heaviest_keys]));
-  return uids.map((uid) => html`<${Operator} uid=${uid} skew=${live.skews[uid]} keys=${keys.get(uid)} shown=${all.values} keepers=${live.status.keepers.filter((each) => each.uid === uid)} rates=${rates} standbys=${live.status.standbys.filter((each) => each.uid === uid)} />`);
+  return html`
+    ${uids.map((uid) => html`<${Operator} uid=${uid} skew=${live.skews[uid]} keys=${keys.get(uid)} shown=${all.values} keepers=${live.status.keepers.filter((each) => each.uid === uid)} rates=${rates} standbys=${live.status.standbys.filter((each) => each.uid === uid)} />`)}
+    ${!all.values && live.status.operators.some((each) => each.heaviest_keys.length) ? html`<${Hidden} what="name the keys" />` : ""}
+  `;
 }
 
 function Operator({ uid, skew, keys, shown, keepers, rates, standbys }) {
@@ -59,15 +62,15 @@ function HeaviestKeys({ uid, keys, shown }) {
         rows=${keys}
         columns=${[
           ...columns.map((column) => ({ name: column, text: (each) => html`<code>${each.key[column]}</code>` })),
-          { name: "Share of all rows", text: (each) => html`<${Bar} value=${each.share} whole=${keys[0].share} tone="blue" text=${percent(each.share)} />`, right: true },
-          { name: "Give or take", text: (each) => percent(each.error), right: true },
+          { name: "Share of all rows", text: (each) => html`<${Bar} value=${each.share} whole=${1} tone="blue" text=${about(each)} />`, right: true },
           { name: "Partition", text: (each) => number(each.partition), right: true },
         ]}
       />
-      ${shown ? "" : html`<${Hidden} what="name the keys" />`}
     <//>
   `;
 }
+
+const about = (key) => `${percent(key.share)} ± ${Math.max(1, Math.ceil(100 * key.error - 1e-9))} %`;
 
 function hits(keeper) {
   const { cache_hits: found = 0, cache_misses: missed = 0 } = keeper.metrics;
