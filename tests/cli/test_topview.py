@@ -121,7 +121,12 @@ def test_partitions_of_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = drawn(Look([(JOB, None)], JOB, figures(monkeypatch)), Place("1", 0, is_open=True), width=120)
     assert "detect: 2 partitions" in lines
     first, second = [line.split() for line in lines if line.split()[:1] in (["0"], ["1"])]
-    assert first[:6] == ["0", "1,800/s", "900/s", "90%", "████░", "90%"]
+    assert first[:10] == ["0", "1,800/s", "900/s", "90%", "████░", "90%", "card=ann,", "n=7", "80", "%"]
+    words = " ".join(" ".join(lines).split())
+    assert (
+        "Skewed: partition 0 has 90 % of the rows, 1.8 times an even share. One key, card=ann, n=7, has about 72 %"
+        in words
+    )
     assert (second[1], second[-2:]) == ("200/s", ["4712", "here"])
     assert lines[-1] == "esc graph · ↑↓ operator · q quit"
 

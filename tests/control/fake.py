@@ -28,6 +28,7 @@ from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.keeper.lookups import LookupResult, LookupTable, table_of
 from strandline.keeper.sampling import Samples
+from strandline.runtime.heavykeys import HeavyKey
 from strandline.runtime.reached import OriginStatus, WatermarkStatus
 from strandline.snapshot.savepoints.progress import SavepointProgress
 from strandline.types.records import record_type
@@ -36,11 +37,15 @@ STATS = CheckpointStats(
     CheckpointId(7), "incremental", Epoch(12), "in_progress", 1_000, 2,
     phases=Phases(1250.0, 480.5, 95.0, 21.7), sinks=(SinkStats("out", 4.5, 1850.0), SinkStats("alerts", 130.0, 1977.2)),
 )  # fmt: skip
+HEAVY = HeavyKey({"card": "ann", "n": "7"}, 0.8, 0.02, 0)
 KEEPER = KeeperStatus(
     "detect", 0, 4711, "here", 12, 3, 2, 1.5, 0.5, 0.0, {"keys": 9}, all_rows_in=900, all_rows_out=600, all_ms=4500.0,
-    state_bytes=3 << 20, memory_bytes=64 << 20,
+    state_bytes=3 << 20, memory_bytes=64 << 20, recent_rows=900.0, heaviest_keys=[HEAVY],
 )  # fmt: skip
-OTHER = replace(KEEPER, partition=1, pid=4712, all_rows_in=100, state_bytes=None, memory_bytes=None)
+OTHER = replace(
+    KEEPER, partition=1, pid=4712, all_rows_in=100, state_bytes=None, memory_bytes=None, recent_rows=100.0,
+    heaviest_keys=[],
+)  # fmt: skip
 PROFILE = Profile(
     "fraud",
     2.0,
@@ -62,7 +67,10 @@ FILES = SourceStatus(
     "clicks", "json files in /in", {"logOffset": 3}, files_behind=2, bytes_behind=2048, waiting_ms=5_000
 )
 KAFKA = SourceStatus("orders", "KafkaV2[Subscribe[orders]]", {"o": {"0": 5}}, {"o": {"0": 9}}, offsets_behind=4)
-OPERATORS = [OperatorStatus("detect", "Detect", 2, 128), OperatorStatus("top", "Top", 1, 128)]
+OPERATORS = [
+    OperatorStatus("detect", "Detect", 2, 128, [replace(HEAVY, share=0.72, error=0.018)]),
+    OperatorStatus("top", "Top", 1, 128),
+]
 ORIGINS = [
     OriginStatus("ann", "2026-01-01T00:00:00+00:00", 240_000),
     OriginStatus("cid", "2026-01-01T00:01:00+00:00", 900_000, idle=True),

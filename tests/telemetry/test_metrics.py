@@ -76,6 +76,9 @@ def test_prometheus_reads_the_values_in_base_units() -> None:
     assert scrape("strandline_partition_rows_in_total", operator="detect", partition="1") == 100
     assert scrape("strandline_partition_state_bytes", operator="detect") == 3 << 20
     assert scrape("strandline_operator_standbys_behind", operator="detect") == 1
+    assert scrape("strandline_operator_heaviest_key_share", operator="detect") == 0.72
+    assert scrape("strandline_operator_heaviest_key_share", operator="top") == 0
+    assert "ann" not in scrape.text.replace("channel", "")
     assert scrape("strandline_watermark_time_seconds") == 1767225600
     assert scrape("strandline_source_watermark_time_seconds", source="clicks") == 1767225600
     for family in scrape.families.values():

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from strandline.control.client import Driver
@@ -72,6 +73,25 @@ def test_counters_that_begin_again_give_no_rate(clock: Clock) -> None:
 def test_a_driver_is_not_asked_by_each_browser(clock: Clock) -> None:
     job = looking((STATUS, RECENT))
     assert job.look(DRIVER) is job.look(DRIVER)
+
+
+def test_keys_are_named_only_where_values_are_shown(clock: Clock) -> None:
+    hidden, shown = looking((STATUS, RECENT)), looking((STATUS, RECENT))
+    shown.shows_values = True
+    figures = hidden.look(DRIVER)
+    assert (
+        "ann"
+        not in msgspec.json.encode(
+            [figures["status"]["keepers"], figures["status"]["operators"], figures["skews"]]
+        ).decode()
+    )
+    assert figures["status"]["operators"][0]["heaviest_keys"] == [
+        {"key": {}, "share": 0.72, "error": 0.018, "partition": 0}
+    ]
+    assert "One key has about 72 % (± 2 %) of this operator's rows lately: more" in figures["skews"]["detect"]
+    figures = shown.look(DRIVER)
+    assert figures["status"]["keepers"][0]["heaviest_keys"][0]["key"] == {"card": "ann", "n": "7"}
+    assert "One key, card=ann, n=7, has about 72 %" in figures["skews"]["detect"]
 
 
 def test_why_there_are_no_figures_is_said(clock: Clock) -> None:

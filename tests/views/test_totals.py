@@ -119,3 +119,10 @@ def test_more_rows_are_taken_back_than_there_are(tmp_path: Path) -> None:
         bench.epoch_of([[added(keys[0], NUMBERS[0], -1), added(keys[0], NUMBERS[0], -1)]])
     assert bench.epoch_of([[added(keys[0], NUMBERS[0], -1)]])[-1][-1] == -1
     bench.close()
+
+
+def test_the_key_with_most_rows_is_known(tmp_path: Path) -> None:
+    bench = totals("memory", tmp_path, "struct<k0: string, side: int>", SUMS, COUNTED)
+    rows = [added(("hot" if n % 2 else f"k{n}", 0), NUMBERS[0], 1) for n in range(400)]
+    bench.epoch_of([rows])
+    assert bench.task.heavy_keys.heaviest()[0].key == {"k0": "hot"}

@@ -16,7 +16,8 @@ from strandline.cli.output import Table, printable
 from strandline.cli.status_view import ended_text, failure_text, state_text
 from strandline.control.bottleneck import time_shares
 from strandline.control.figures import Figures, keepers_of, operator_figures, sink_figures, source_figures
-from strandline.control.status import GraphNode, Status
+from strandline.control.skew import key_text, share_text, skew_text
+from strandline.control.status import GraphNode, KeeperStatus, Status
 from strandline.control.summary import checkpoint_text, lag_text, watermark_text
 from strandline.core.texts import duration_text, rate_text, size_text, time_text
 from strandline.ui.jobs import Job
@@ -253,8 +254,11 @@ def _sink_words(node: GraphNode, figures: Figures) -> tuple[str, list[str]]:
 
 def _partitions(figures: Figures, uid: str, screen: Console, height: int | None) -> list[RenderableType]:
     names = ("partition", "in", "out", "share", "busy", "state", "memory", "late", "failed", "pause", "pid")
-    output = Table(*names, "host", right=names, whole=("host",),
+    output = Table(*names[:5], "heaviest key", *names[5:], "host", right=names, whole=("heaviest key", "host"),
                    spare=("host", "pid", "pause", "memory", "out", "late", "failed"))  # fmt: skip
+    words = Text(skew_text(figures.status, uid))
+    if height is not None:
+        height -= len(screen.render_lines(words, pad=False))
     keepers = keepers_of(figures.status, figures.rates, uid)
     rows = sum(keeper.all_rows_in for keeper, _ in keepers)
     for number in _window(len(keepers), 0, None if height is None else height - 1):
@@ -263,14 +267,18 @@ def _partitions(figures: Figures, uid: str, screen: Console, height: int | None)
         flow = (rate_text(rates.rows_in_per_s), rate_text(rates.rows_out_per_s)) if rates else ("-", "-")
         output.add(
             keeper.partition, *flow,
-            f"{keeper.all_rows_in / rows:.0%}" if rows else "-", _busy(rates.busy if rates else None), *sizes,
-            f"{keeper.late_rows:,}", _count(keeper.failed_events), duration_text(keeper.pause_ms), keeper.pid,
-            keeper.host,
+            f"{keeper.all_rows_in / rows:.0%}" if rows else "-", _busy(rates.busy if rates else None),
+            _heaviest_key(keeper), *sizes, f"{keeper.late_rows:,}", _count(keeper.failed_events),
+            duration_text(keeper.pause_ms), keeper.pid, keeper.host,
         )  # fmt: skip
     left_out = len(keepers) - len(output.rows)
     count = "1 partition" if len(keepers) == 1 else f"{len(keepers)} partitions"
     title = Text.assemble((uid, "bold"), f": {count}", f", {left_out} of them below" if left_out else "")
-    return [title, output.fitted(screen)]
+    return [title, words, output.fitted(screen)]
+
+
+def _heaviest_key(keeper: KeeperStatus) -> str:
+    return next((f"{key_text(key)} {share_text(key.share)}" for key in keeper.heaviest_keys), "-")
 
 
 def _ended(look: Look) -> list[RenderableType]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from strandline.control.recent import EpochStats
-from strandline.control.status import Status
+from strandline.control.skew import heavy_keys, share_text
+from strandline.control.status import KeeperStatus, Status
 
 _LEAST_EPOCHS = 3
 _EPOCHS = 20
@@ -68,7 +69,7 @@ def find_bottleneck(status: Status, epochs: Sequence[EpochStats]) -> Bottleneck:
     if shares.idle > _IDLE_SHARE:
         return Bottleneck(f"none: {shares.idle:.0%} of the time, the job waits for rows or for its trigger")
     if (uid := shares.uid) and shares.busiest >= max(shares.plan, shares.spark):
-        why = _why(uid, _recent(epochs))
+        why = _why(uid, _recent(epochs), [keeper for keeper in status.keepers if keeper.uid == uid])
         return Bottleneck(f"operator '{uid}' works {shares.busiest:.0%} of each epoch: {why}", f"operator:{uid}")
     if shares.plan > shares.spark:
         return Bottleneck(
@@ -84,14 +85,16 @@ def _recent(epochs: Sequence[EpochStats]) -> list[EpochStats]:
     return [each for each in epochs if each.rows][-_EPOCHS:]
 
 
-def _why(uid: str, epochs: Sequence[EpochStats]) -> str:
-    """Say whether one partition holds up the others."""
+def _why(uid: str, epochs: Sequence[EpochStats], keepers: Sequence[KeeperStatus]) -> str:
+    """Say whether one partition holds up the others, and whether for one key, which is not named."""
     of_uid = [each for epoch in epochs for each in epoch.operators if each.uid == uid]
     skew = sum(each.busy_ms for each in of_uid) / max(sum(each.mean_busy_ms for each in of_uid), 0.001)
     partitions = [each.partition for each in of_uid]
     slowest = max(set(partitions), key=partitions.count)
     if skew >= _SKEW and partitions.count(slowest) > len(partitions) / 2:
-        return f"its partition {slowest} works {skew:.1f} times as long as the mean, and the others wait for it"
+        heavy = [key for key in heavy_keys(keepers) if key.partition == slowest][:1]
+        keys = "".join(f"; one key has about {share_text(key.share)} of the operator's rows" for key in heavy)
+        return f"its partition {slowest} works {skew:.1f} times as long as the mean, and the others wait for it{keys}"
     return "all of its partitions work about as long; a higher parallelism divides the work, if there are processors"
 
 

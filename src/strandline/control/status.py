@@ -9,6 +9,7 @@ from strandline.checkpoint.history import CheckpointStats
 from strandline.core.html import card, facts, line, render, strong
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.core.texts import duration_text, size_text
+from strandline.runtime.heavykeys import HeavyKey
 from strandline.runtime.reached import WatermarkStatus
 
 State = Literal["starting", "running", "restarting", "rescaling", "finished", "stopped", "failed"]
@@ -42,6 +43,10 @@ class KeeperStatus:
     """The size of the backend's state, on disk or in memory; None if it is not known yet."""
     memory_bytes: int | None = None
     """The memory that the process uses."""
+    recent_rows: float = 0.0
+    """The rows of the last minute or so: those of half a minute ago count half, and so on."""
+    heaviest_keys: list[HeavyKey] = field(default_factory=list)
+    """The keys with most of these, largest first."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,8 @@ class OperatorStatus:
     """The number of its partitions, each with a keeper."""
     max_parallelism: int
     """The most partitions that it may have."""
+    heaviest_keys: list[HeavyKey] = field(default_factory=list)
+    """The keys with most of the rows that its partitions had in the last minute or so, largest first."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from strandline.core.failure import Failure, from_failure
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.format.manifest import PartitionInfo
 from strandline.keeper.sampling import Samples
+from strandline.runtime.heavykeys import HeavyKey
 from strandline.runtime.state.lookups import LookupEntries, LookupRequest
 
 _HEADER = struct.Struct("<BQ")
@@ -179,6 +180,9 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     reports: list[Report] = []
     standbys: list[StandbyState] = []
     """The standbys that the keeper has."""
+    recent_rows: float = 0.0
+    heaviest_keys: list[HeavyKey] = []
+    """The keys with most of the recent rows. They are values of the user's: they may not get into a log."""
     metrics: dict[str, int] = {}
 
 

@@ -54,7 +54,8 @@ class PartitionService:
         self._figures: dict[str, Any] = {}
         """Fields of the last epoch's ack."""
         self._restore_ms = 0.0
-        self._metrics: dict[str, int] = {}
+        self._measured: dict[str, Any] = {}
+        """Fields of acks that are measured now and then."""
         self._measured_at = -_METRICS_S
         self._position = ""
         """The epoch and the rows in progress, in the words of `activity`."""
@@ -331,14 +332,18 @@ class PartitionService:
         task = opened.partition.task
         if time.monotonic() - self._measured_at > _METRICS_S:
             # RocksDB's metrics cost more than a small epoch, so most acks repeat the last ones.
-            self._metrics = task.store.metrics() | {"process_bytes": _resident_bytes()}
+            metrics = task.store.metrics() | {"process_bytes": _resident_bytes()}
             if task.failures is not None:
-                self._metrics["failed_events"] = self._failed_events
+                metrics["failed_events"] = self._failed_events
+            keys = task.heavy_keys
+            self._measured = {
+                "metrics": metrics, "recent_rows": round(keys.rows, 1), "heaviest_keys": keys.heaviest(),
+            }  # fmt: skip
             self._measured_at = time.monotonic()
         next_event_us, next_processing_us = task.next_timers_us
         return msgspec.structs.replace(
             self.identify(), restore_ms=round(self._restore_ms, 3),
-            next_event_us=next_event_us, next_processing_us=next_processing_us, metrics=self._metrics, **figures,
+            next_event_us=next_event_us, next_processing_us=next_processing_us, **self._measured, **figures,
         )  # fmt: skip
 
     @contextmanager

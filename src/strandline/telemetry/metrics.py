@@ -131,6 +131,11 @@ def _parallelism(figures: Figures) -> Iterable[Value]:
     return [((o.uid,), o.parallelism) for o in (figures.status.operators if figures.status is not None else [])]
 
 
+def _heaviest_keys(figures: Figures) -> Iterable[Value]:
+    operators = figures.status.operators if figures.status is not None else []
+    return [((each.uid,), max((key.share for key in each.heaviest_keys), default=0.0)) for each in operators]
+
+
 def _watermarks(figures: Figures) -> Iterable[Value]:
     """Return the watermark of each source; of several on one source, the one that is furthest behind."""
     reached: dict[str, float] = {}
@@ -345,6 +350,10 @@ METRICS: tuple[Metric, ...] = (
     # -- operators and their partitions
     Metric(
         "strandline_operator_parallelism", "gauge", "The number of an operator's partitions", _parallelism, _OPERATOR,
+    ),
+    Metric(
+        "strandline_operator_heaviest_key_share", "gauge", "The largest share of one key in the rows of the last "
+        "minute or so, an estimate; 0 if no key has a hundredth of them", _heaviest_keys, _OPERATOR,
     ),
     Metric(
         "strandline_operator_standbys_behind", "gauge", "With standbys: how many of its partitions have none with the "

@@ -106,7 +106,7 @@ class Page:
         def look(request: Request, _: bytes) -> Any:
             nonlocal viewer
             job = self._job(request)
-            viewer = viewer or Viewer(self._live.setdefault(job.id, LiveJob()))
+            viewer = viewer or Viewer(self._live.setdefault(job.id, LiveJob(shows_values=self.browser.shows_values)))
             figures = viewer.look(job.driver) if job.driver is not None else {}
             return {**_summary(job), **figures, "actions": self.actions.in_progress(job)}
 

@@ -11,6 +11,7 @@ from typing import Any
 from strandline.control.client import Driver
 from strandline.control.figures import FigureSeries, Sample, ask
 from strandline.control.recent import Recent
+from strandline.control.skew import skew_text, without_keys
 from strandline.control.status import Status
 from strandline.core.errors import StrandlineError
 
@@ -22,6 +23,8 @@ class LiveJob:
     """The samples of one job. Thread-safe."""
 
     ask: Callable[[Driver], tuple[Status, Recent]] = lambda driver: ask(driver)
+    shows_values: bool = False
+    """Whether keys are named."""
     _series: FigureSeries = field(default_factory=FigureSeries, init=False)
     _newest: dict[str, Any] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -32,18 +35,20 @@ class LiveJob:
             if self._newest and time.monotonic() - self._newest["asked_s"] < _LEAST_S:
                 return self._newest
             try:
-                figures = self._series.add(*self.ask(driver))
+                status, recent = self.ask(driver)
+                figures = self._series.add(status if self.shows_values else without_keys(status), recent)
             except StrandlineError as error:
                 self._newest = {"asked_s": time.monotonic(), "error": error.message, "hint": error.hint}
                 return self._newest
-            now, recent = figures.sample, figures.recent
+            now, status = figures.sample, figures.status
             self._newest = {
-                "asked_s": now.at_s, "at_ms": now.at_ms, "status": asdict(figures.status),
+                "asked_s": now.at_s, "at_ms": now.at_ms, "status": asdict(status),
                 "rates": [asdict(each) for each in figures.rates],
                 "epochs": [asdict(each) for each in recent.epochs],
                 "checkpoints": [asdict(each) for each in recent.checkpoints],
                 "interruptions": [asdict(each) for each in recent.interruptions],
                 "bottleneck": figures.bottleneck,
+                "skews": {each.uid: skew_text(status, each.uid) for each in status.operators},
                 "point": _point(now),
             }  # fmt: skip
             return self._newest

@@ -23,7 +23,7 @@ from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.table import StateTable
 from strandline.runtime.state.vectors import KeySlots, VectorTable
 from strandline.types.coercion import short_repr
-from strandline.types.columns import build, conform, from_python, to_arrow_type
+from strandline.types.columns import build, conform, from_python, to_arrow_type, to_python
 
 TimedRows = tuple[pa.RecordBatch, pa.Array | None]
 """Output rows, and their times in microseconds since 1970."""
@@ -59,6 +59,11 @@ class BatchKeys:
     def encoded(self) -> list[bytes]:
         """Each key's bytes, key group first: computed on first use."""
         return self._codec.encode_arrow(self.groups, self.columns)
+
+    def values(self) -> list[Any]:
+        """Return each key in Python: a value or, of several columns, a tuple; equal keys are equal."""
+        parts = [to_python(column, kind) for column, kind in zip(self.columns, self._codec.types, strict=True)]
+        return self._codec.normalise(parts[0] if len(parts) == 1 else list(zip(*parts, strict=True)))
 
     def unique(self) -> tuple[BatchKeys, np.ndarray[Any, Any]]:
         """Return the distinct keys, and for each row the index of its key among them."""

@@ -19,6 +19,7 @@ from strandline.core.failure import shortened
 from strandline.core.ids import Epoch, Partition
 from strandline.core.times import END_US
 from strandline.runtime.builtin import BuiltinOperator
+from strandline.runtime.heavykeys import HeavyKeys
 from strandline.runtime.operators.joins import user_event
 from strandline.runtime.program import Process, Program
 from strandline.runtime.rowlayout import ROWS
@@ -103,6 +104,7 @@ class Task:
         self.newest_us: dict[str, int] = {}
         """The newest event times of this epoch, by the origin whose watermark they move."""
         self.late_rows = 0
+        self.heavy_keys = HeavyKeys(program.key_columns, partition)
         self.source_rows = 0
         """Rows of the stream that this epoch's rows were made of, if Spark aggregated them before; else 0."""
         self._held = HeldRows(scratch)
@@ -135,6 +137,7 @@ class Task:
     def begin(self, epoch: Epoch, times: EpochTimes) -> None:
         """Start an epoch."""
         self.scope.epoch, self.scope.now_us = epoch, times.now_us
+        self.heavy_keys.begin(times.now_us)
         if self.scope.watermark_us is None:
             self.scope.watermark_us = self._committed_watermark_us = times.fired_us
         self._next_watermark_us = times.watermark_us
@@ -330,6 +333,7 @@ class Task:
         at = self._key_at
         keys = values[at[0]] if len(at) == 1 else list(zip(*(values[i] for i in at), strict=True))
         keys = self.store.keys.codec.normalise(keys)
+        self.heavy_keys.add([keys[at] for at in self.heavy_keys.sample(len(keys))])
         self.store.keys.learn(keys, groups.to_pylist())
         self.store.load(set(keys))
         time_column = self._layout.times(batch)
@@ -440,7 +444,11 @@ class Task:
             columnar.on_rows(rows, self.scope)
 
     def _keys_of(self, batch: pa.RecordBatch, columns: Sequence[pa.Array]) -> BatchKeys:
-        return BatchKeys([columns[i] for i in self._key_at], self._layout.groups(batch), self.store.keys.codec)
+        """Return the keys of a batch, and count a sample of them."""
+        keys = BatchKeys([columns[i] for i in self._key_at], self._layout.groups(batch), self.store.keys.codec)
+        if sample := self.heavy_keys.sample(len(keys)):
+            self.heavy_keys.add(keys.take(sample).values())
+        return keys
 
     def _emit_results(self, results: Iterator[TimedRows]) -> Iterator[pa.RecordBatch]:
         while True:

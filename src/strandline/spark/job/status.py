@@ -9,6 +9,7 @@ from typing import Any
 from msgspec import structs
 
 from strandline.checkpoint.history import CheckpointStats
+from strandline.control.skew import merged_keys
 from strandline.control.status import KeeperStatus, OperatorStatus, StandbyStatus, Totals
 from strandline.format.manifest import Manifest
 from strandline.keeper.protocol import Ack
@@ -63,9 +64,14 @@ def status_of_epochs(driver: EpochDriver) -> dict[str, Any]:
     """Return the fields of a Status that epochs change."""
     progress = driver.progress
     common = [operator for operator in driver.operators if not operator.is_explicit]
+    keepers = [_of_keeper(ack, progress.work.get(slot, Work())) for slot, ack in sorted(dict(progress.acks).items())]
     return {
         "parallelism": max((operator.parallelism for operator in common or driver.operators), default=0),
-        "operators": [OperatorStatus(o.uid, o.node.name, o.parallelism, o.max_parallelism) for o in driver.operators],
+        "operators": [
+            OperatorStatus(o.uid, o.node.name, o.parallelism, o.max_parallelism, merged_keys(its_keepers))
+            for o in driver.operators
+            for its_keepers in ([keeper for keeper in keepers if keeper.uid == o.uid],)
+        ],
         "epoch": progress.epoch,
         "epochs": progress.epochs,
         "replaced_keepers": progress.replaced,
@@ -77,9 +83,7 @@ def status_of_epochs(driver: EpochDriver) -> dict[str, Any]:
         "failed_events": progress.failed_events,
         "watermark": time_text(driver.watermarks.reached_us),
         "watermarks": driver.look_at_watermarks(),
-        "keepers": [
-            _of_keeper(ack, progress.work.get(slot, Work())) for slot, ack in sorted(dict(progress.acks).items())
-        ],
+        "keepers": keepers,
     }
 
 

@@ -1,26 +1,29 @@
-// Partitions: rows, state and busy share of each, and skew in words.
+// Partitions: rows, state and busy share of each, skew in words, and the keys with most of the rows.
 
-import { Bar, Empty, Section, Table } from "./parts.js";
+import { Bar, Empty, Hidden, Section, Table } from "./parts.js";
 import { duration, html, number, percent, rate, size } from "./lib.js";
 
 const SKEWED = 1.5;
-const UNEVEN = 1.2;
 
-export function PartitionsView({ live, past }) {
+export function PartitionsView({ live, past, all }) {
   if (!live) return html`<${Stored} past=${past} />`;
   const uids = [...new Set(live.status.keepers.map((each) => each.uid))];
   if (!uids.length) return html`<${Empty} text=${live.status.operators.length ? "Keepers are starting." : "The job has no keyed operator."} />`;
   const rates = new Map(live.rates.map((each) => [`${each.uid}/${each.partition}`, each]));
-  return uids.map((uid) => html`<${Operator} uid=${uid} keepers=${live.status.keepers.filter((each) => each.uid === uid)} rates=${rates} standbys=${live.status.standbys.filter((each) => each.uid === uid)} />`);
+  const keys = new Map(live.status.operators.map((each) => [each.uid, each.heaviest_keys]));
+  return html`
+    ${uids.map((uid) => html`<${Operator} uid=${uid} skew=${live.skews[uid]} keys=${keys.get(uid)} shown=${all.values} keepers=${live.status.keepers.filter((each) => each.uid === uid)} rates=${rates} standbys=${live.status.standbys.filter((each) => each.uid === uid)} />`)}
+    ${!all.values && live.status.operators.some((each) => each.heaviest_keys.length) ? html`<${Hidden} what="name the keys" />` : ""}
+  `;
 }
 
-function Operator({ uid, keepers, rates, standbys }) {
+function Operator({ uid, skew, keys, shown, keepers, rates, standbys }) {
   const total = keepers.reduce((sum, each) => sum + each.all_rows_in, 0);
   const share = (each) => (total ? each.all_rows_in / total : 0);
   const most = Math.max(...keepers.map(share), 0.0001);
   const of = (each) => rates.get(`${uid}/${each.partition}`);
   return html`
-    <${Section} title=${uid} about=${skew(keepers, share)}>
+    <${Section} title=${uid} about=${skew}>
       <${Table}
         caption=${`Partitions of ${uid}`}
         empty="none"
@@ -43,27 +46,31 @@ function Operator({ uid, keepers, rates, standbys }) {
         ]}
       />
     <//>
+    ${keys && keys.length ? html`<${HeaviestKeys} uid=${uid} keys=${keys} shown=${shown} />` : ""}
   `;
 }
 
-function skew(keepers, share) {
-  if (keepers.length === 1) return "One partition: it has all rows.";
-  if (!keepers.some((each) => each.all_rows_in)) return "No rows since the last start or restart.";
-  const most = keepers.reduce((a, b) => (share(a) >= share(b) ? a : b));
-  const times = share(most) * keepers.length;
-  const state = keepers.filter((each) => each.state_bytes !== null);
-  const bytes = state.reduce((sum, each) => sum + each.state_bytes, 0);
-  const largest = state.length ? state.reduce((a, b) => (a.state_bytes >= b.state_bytes ? a : b)) : null;
-  const large = largest && bytes ? (largest.state_bytes / bytes) * state.length : 1;
-  const uneven = `partition ${most.partition} has ${percent(share(most))} of the rows, ${times.toFixed(1)} times an even share`;
-  const rows =
-    times >= SKEWED
-      ? `Skewed: ${uneven}. A few keys have many rows; more partitions do not divide one key.`
-      : times >= UNEVEN
-        ? `Somewhat uneven: ${uneven}.`
-        : "Rows are spread evenly.";
-  return rows + (large >= SKEWED ? ` Partition ${largest.partition} has ${percent(largest.state_bytes / bytes)} of the state.` : "");
+// The keys with most of the rows lately, named only where the page shows values.
+function HeaviestKeys({ uid, keys, shown }) {
+  const columns = shown ? Object.keys(keys[0].key) : [];
+  return html`
+    <${Section} title=${`Heaviest keys of ${uid}`} about="Estimates, from a sample of the rows of the last minute or so.">
+      <${Table}
+        caption=${`Heaviest keys of ${uid}`}
+        empty="none"
+        fit=${true}
+        rows=${keys}
+        columns=${[
+          ...columns.map((column) => ({ name: column, text: (each) => html`<code>${each.key[column]}</code>` })),
+          { name: "Share of all rows", text: (each) => html`<${Bar} value=${each.share} whole=${1} tone="blue" text=${about(each)} />`, right: true },
+          { name: "Partition", text: (each) => number(each.partition), right: true },
+        ]}
+      />
+    <//>
+  `;
 }
+
+const about = (key) => `${percent(key.share)} ± ${Math.max(1, Math.ceil(100 * key.error - 1e-9))} %`;
 
 function hits(keeper) {
   const { cache_hits: found = 0, cache_misses: missed = 0 } = keeper.metrics;
