@@ -100,13 +100,10 @@ def _marks_of(module: Any) -> list[pytest.Mark]:
 def spark() -> Iterator[Any]:
     """The one session of this process; its JVM takes seconds to start."""
     import strandline as sl
-    from strandline.keeper.spawning import NURSERY
 
     session = sl.session("tests", "local[2,4]", **_SESSION)
     yield session
     session.stop()
-    # Python would find its socket open at the end, in an order that depends on what was imported.
-    NURSERY.close()
     with warnings.catch_warnings():
         # Py4J leaves sockets to the garbage collector.
         warnings.simplefilter("ignore", ResourceWarning)
