@@ -42,10 +42,10 @@ def pytest_configure() -> None:
     # Spark's Python workers unpickle functions of the tests, and are children of a JVM that starts later.
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, path)])
-    jvm.use()
     if _IS_WORKER:
         # Some tests see what is left there, and what those of the other worker do is not theirs.
         tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="t-", dir=_roomy_memory())
+    jvm.use()
 
 
 def _roomy_memory() -> str | None:

@@ -12,6 +12,7 @@ Java calls a dynamic class data archive; a JVM that it does not fit ignores it, 
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import shutil
@@ -26,6 +27,7 @@ _ROOT = Path(__file__).parent.parent
 _DIRECTORY = _ROOT / "build" / "jvm"
 _DRIVERS = "SPARK_SUBMIT_OPTS"
 """What Spark's launcher gives to each driver, before the options of its session."""
+_TEMPORARY = "-Djava.io.tmpdir="
 
 _UNUSED = (
     "HikariCP", "JLargeArrays", "JTransforms", "arpack", "bonecp", "blas", "breeze", "curator-", "datanucleus-", "derby",
@@ -57,7 +59,11 @@ _USED = ("fs.AbstractFileSystem.", "fs.default", "fs.file.", "fs.permissions.", 
 
 def use() -> None:
     """Set the options of all drivers that this process and its children start, and of their Python workers."""
-    os.environ[_DRIVERS] = _options()
+    if _TEMPORARY not in os.environ.get(_DRIVERS, ""):
+        # A JVM that is killed leaves what it has unpacked, and its blocks. Children of this process may be killed, too.
+        directory = tempfile.mkdtemp(prefix="jvm-")
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        os.environ[_DRIVERS] = f"{_options()} {_TEMPORARY}{directory}".strip()
     # Drivers, workers and keepers would each compile all of our modules.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["SPARK_HOME"] = str(spark_home(_DIRECTORY / ("users" if _AS_USERS_HAVE_IT else "light")))
@@ -67,7 +73,7 @@ def executors() -> dict[str, str]:
     """Return the settings of a session whose executors are processes of their own."""
     if _AS_USERS_HAVE_IT:
         return {}
-    options = [option for option in _options().split() if not option.startswith("-Dspark.")]
+    options = [option for option in os.environ.get(_DRIVERS, "").split() if not option.startswith("-Dspark.")]
     return {"spark.executor.extraJavaOptions": f"-Xss16m {' '.join(options)}"}
 
 

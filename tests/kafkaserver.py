@@ -96,7 +96,7 @@ class Kafka:
         """Start the process, and wait until it answers."""
         with open(self._directory / "log", "ab") as log:
             self._process = subprocess.Popen(
-                [_java(), *_LIGHT, *self._options, "-cp", f"{_HOME}/jars/*", "kafka.Kafka", f"{self._directory}/settings"],
+                [_java(), *_LIGHT, *self._options, f"-Djava.io.tmpdir={self._directory}", "-cp", f"{_HOME}/jars/*", "kafka.Kafka", f"{self._directory}/settings"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=end_with_parent,
             )  # fmt: skip
         self._await()
