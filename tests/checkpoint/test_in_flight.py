@@ -108,8 +108,7 @@ def test_increments_build_on_completed_checkpoints_alone(run: Run) -> None:
     """The worked example: 3 completes before 2, and 4 builds on 3 only."""
     second, third = trigger(run, 2), trigger(run, 3)
     of_second, of_third = upload(run, second), upload(run, third)
-    first = run.coordinator.confirmed
-    assert first is not None
+    first = run.confirmed
     # Both have uploaded what the first one lacks, each under its own names.
     assert not (paths(of_second) - first.paths()) & (paths(of_third) - first.paths())
     deliver(run, third, of_third)
@@ -379,8 +378,7 @@ def test_a_crash_before_the_files_of_the_subsumed_one_are_deleted(
         run.coordinator.advance()
     failpoints.disarm_all()
     after = Run(store, tmp_path, clock, seed=1)
-    assert after.choice.manifest is not None
-    assert after.choice.manifest.checkpoint == third
+    assert after.restored.checkpoint == third
     assert_restorable(after.jobdir, after.choice.manifest)
     after.checkpoint()
     clock.advance(2 * HOUR_MS)

@@ -300,10 +300,10 @@ def test_choose_skips_what_cannot_be_restored_and_says_why(
 ) -> None:
     run = Run(store, tmp_path, clock, config=every_epoch(retain=2))
     run.checkpoint()
-    first = {f.path for f in run.coordinator.confirmed.files()}  # type: ignore[union-attr]
+    first = {f.path for f in run.confirmed.files()}
     run.checkpoint()
     path = manifest_path(CheckpointId(2))
-    own = next(f for f in run.coordinator.confirmed.files() if f.path and f.size and f.path not in first)  # type: ignore[union-attr]
+    own = next(f for f in run.confirmed.files() if f.path and f.size and f.path not in first)
     exclude: frozenset[CheckpointId] = frozenset()
     expected = "manifest"
     if damage == "missing file":

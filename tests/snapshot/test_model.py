@@ -67,8 +67,7 @@ class Origins(RuleBasedStateMachine):
     def _url(self, wanted: str, which: int) -> str | None:
         if wanted == "own" and self.highest:
             return url(self.root / f"ck/job/chk-{which % self.highest + 1}")
-        newest = self.theirs.coordinator.confirmed
-        assert newest is not None
+        newest = self.theirs.confirmed
         places = {
             "first": "first", "second": "second", "job": "ck/theirs", "checkpoint": f"ck/theirs/chk-{newest.checkpoint}"
         }  # fmt: skip

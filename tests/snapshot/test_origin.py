@@ -235,8 +235,7 @@ def test_the_life(tmp_path: Path, clock: ManualClock, savepoint: str) -> None:
     foreign = Job(tmp_path, clock, savepoint, seed=2)
     assert foreign.claim.life not in (life, LIFE)
     foreign.checkpoint()
-    assert foreign.coordinator.confirmed is not None
-    assert foreign.coordinator.confirmed.life == foreign.claim.life
+    assert foreign.confirmed.life == foreign.claim.life
     assert Job(tmp_path, clock, savepoint, seed=3).claim.life == foreign.claim.life
     # Known before anything is touched: what sinks have pending is no fork's affair.
     assert decide(run.jobdir, url(tmp_path / "own"), again="x", fsync=False).is_fork
@@ -248,8 +247,7 @@ def test_the_life(tmp_path: Path, clock: ManualClock, savepoint: str) -> None:
 
 def savepoint_of(run: Job, path: Path) -> str:
     """Write what stands for a savepoint of a run's newest checkpoint."""
-    newest = run.coordinator.confirmed
-    assert newest is not None
+    newest = run.confirmed
     write_savepoint(
         path, life=newest.life, epoch=newest.epoch, generation=newest.generation, checkpoint=newest.checkpoint
     )
@@ -289,7 +287,7 @@ def test_a_savepoint_that_the_job_has_gone_back_behind(tmp_path: Path, clock: Ma
     refused(three)
     five = savepoint_of(run, tmp_path / "five")
     run.checkpoint()
-    rollback(run.jobdir, CheckpointId(run.coordinator.confirmed.checkpoint - 2), clock)
+    rollback(run.jobdir, CheckpointId(run.confirmed.checkpoint - 2), clock)
     refused(five)
     refused(three)
     start()
@@ -329,7 +327,6 @@ def test_nothing_of_the_snapshot_is_referenced_or_touched(tmp_path: Path, clock:
     execute(plan(run.jobdir, clock))
     assert tree(tmp_path / "ck/theirs") == before
     shutil.rmtree(tmp_path / "ck/theirs")
-    assert run.coordinator.confirmed is not None
     assert_restorable(run.jobdir, run.coordinator.confirmed)
 
 
