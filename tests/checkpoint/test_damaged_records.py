@@ -71,7 +71,6 @@ def test_of_a_generation_that_published(history: JobDirectory, clock: ManualCloc
     catalog = read_catalog(history)
     assert (list(catalog.live), list(catalog.unknown), catalog.void) == ([8], [5, 6, 7], {})
     choice = choose(history)
-    assert choice.manifest is not None
     assert choice.manifest.checkpoint == 8
     assert "generations/2.base" in choice.damaged_bases[0]
     with pytest.raises(CorruptionError, match=r"generations/2\.base.*nothing may be deleted"):

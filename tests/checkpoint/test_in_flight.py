@@ -232,7 +232,6 @@ def test_nothing_older_is_published_after_one_in_doubt(run: Run, store: FaultySt
     assert run.committed == [1]
     assert not wanted.done()
     found = choose(run.jobdir).manifest
-    assert found is not None
     assert found.checkpoint == (3 if when == AFTER else 1)
     assert_restorable(run.jobdir, found)
     run.checkpoint()
@@ -308,7 +307,6 @@ def test_changes_of_one_that_fails_are_covered_by_the_later_one(run: Run, clock:
     deliver(run, fourth, upload(run, fourth))
     assert c.advance() == fourth
     phases = c.history[-1].phases
-    assert phases is not None
     assert phases.waits_ms == 200
 
 
@@ -319,7 +317,6 @@ def test_rows_of_a_subsumed_checkpoint_have_waited_since_their_epoch(run: Run, c
     deliver(run, third, upload(run, third))
     assert run.coordinator.advance() == third
     phases = run.coordinator.history[-1].phases
-    assert phases is not None
     assert phases.waits_ms == 1000
 
 

@@ -38,7 +38,6 @@ def delivered(run: Run) -> CheckpointId:
 def new_file(run: Run) -> FileRef:
     """Return a stored file that the pending checkpoint has and the confirmed one has not."""
     pending = run.coordinator._in_flight.newest
-    assert pending is not None
     known = {f.path for f in run.confirmed.files()}
     return next(f for f in pending.files() if f.path and f.path not in known and f.size > 1)
 
@@ -100,7 +99,6 @@ def test_nothing_is_deleted_when_the_first_look_finds_the_newest_incomplete(
     after.numbers = 1000
     delivered(after)
     pending = after.coordinator._in_flight.newest
-    assert pending is not None
     taken_over = {f.path for f in after.restored.files() if f.shared}
     shared = next(f for f in pending.files() if f.path in taken_over)
     data, before = run.jobdir.get(shared.path), stored(run.jobdir)
@@ -132,7 +130,6 @@ def test_a_manifest_in_doubt_stays_while_it_may_be_the_newest(
 ) -> None:
     second = delivered(run)
     pending = run.coordinator._in_flight.newest
-    assert pending is not None
     files = {f.path for f in pending.files() if f.path}
     store.script = [("create", "_metadata", AFTER if there else BEFORE)]
     assert run.coordinator.advance() is None
@@ -165,7 +162,6 @@ def test_any_error_of_the_last_write_leaves_doubt(run: Run, store: FaultyStore) 
     store.inner.create = create  # type: ignore[method-assign]
     run.coordinator.advance()
     found = choose(run.jobdir).manifest
-    assert found is not None
     assert found.checkpoint == 2
     assert_restorable(run.jobdir, found)
 
@@ -188,7 +184,6 @@ def test_any_error_of_the_look_at_a_conflict_leaves_doubt(run: Run, store: Fault
     store.inner.create, store.inner.get = create, get  # type: ignore[method-assign]
     run.coordinator.advance()
     found = choose(run.jobdir).manifest
-    assert found is not None
     assert found.checkpoint == 2
     assert_restorable(run.jobdir, found)
 

@@ -211,7 +211,6 @@ def test_it_ends_with_its_driver_however_that_ends(births: Births) -> None:
         stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     with driver:
-        assert driver.stdout is not None
         births.pids.append(int(driver.stdout.readline()))
         assert len(nurseries(driver.pid)) == 1
         driver.kill()
