@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -328,6 +328,18 @@ def _package(number: int) -> list[Path]:
             finally:
                 shutil.rmtree(made, ignore_errors=True)
     return sorted((home / "jars").iterdir())
+
+
+def add_jars(spark: Any, find: Callable[[], list[Path]]) -> None:
+    """Give a session the jars that `connector` or `avro` finds, or skip the test."""
+    import pytest
+
+    try:
+        jars = find()
+    except UnavailableServerError as error:
+        pytest.skip(str(error))
+    for jar in jars:
+        spark.sql(f"ADD JAR '{jar}'")
 
 
 def _retrieve(home: Path, organisation: str, module: str, version: str) -> None:
