@@ -42,10 +42,10 @@ def pytest_configure() -> None:
     # Spark's Python workers unpickle functions of the tests, and are children of a JVM that starts later.
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, path)])
-    jvm.use()
     if _IS_WORKER:
         # Some tests see what is left there, and what those of the other worker do is not theirs.
         tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="t-", dir=_roomy_memory())
+    jvm.use()
 
 
 def _roomy_memory() -> str | None:
@@ -100,13 +100,10 @@ def _marks_of(module: Any) -> list[pytest.Mark]:
 def spark() -> Iterator[Any]:
     """The one session of this process; its JVM takes seconds to start."""
     import strandline as sl
-    from strandline.keeper.spawning import NURSERY
 
     session = sl.session("tests", "local[2,4]", **_SESSION)
     yield session
     session.stop()
-    # Python would find its socket open at the end, in an order that depends on what was imported.
-    NURSERY.close()
     with warnings.catch_warnings():
         # Py4J leaves sockets to the garbage collector.
         warnings.simplefilter("ignore", ResourceWarning)

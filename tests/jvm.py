@@ -12,6 +12,7 @@ Java calls a dynamic class data archive; a JVM that it does not fit ignores it, 
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import shutil
@@ -26,6 +27,7 @@ _ROOT = Path(__file__).parent.parent
 _DIRECTORY = _ROOT / "build" / "jvm"
 _DRIVERS = "SPARK_SUBMIT_OPTS"
 """What Spark's launcher gives to each driver, before the options of its session."""
+_TEMPORARY = "-Djava.io.tmpdir="
 
 _UNUSED = (
     "HikariCP", "JLargeArrays", "JTransforms", "arpack", "bonecp", "blas", "breeze", "curator-", "datanucleus-", "derby",
@@ -37,6 +39,9 @@ _UNUSED = (
 """Libraries of Spark for Hive, Kubernetes, YARN, machine learning and others that tests have no use for, by prefix."""
 
 _AS_USERS_HAVE_IT = os.environ.get("STRANDLINE_TEST_JVM") == "users"
+_VERSION = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
+_SHARED = _DIRECTORY / f"{'users' if _AS_USERS_HAVE_IT else 'light'}-{_VERSION}"
+"""A home for each version of this file: another checkout with the same build/ may be testing with another one."""
 # A JVM that lives for minutes spends more on compiling, soon or well, and collecting in parallel than that gives back.
 # Hadoop starts a process to set a file's permissions, dozens of times a second: Java's own way takes two programs each.
 _LIGHT = (
@@ -57,17 +62,21 @@ _USED = ("fs.AbstractFileSystem.", "fs.default", "fs.file.", "fs.permissions.", 
 
 def use() -> None:
     """Set the options of all drivers that this process and its children start, and of their Python workers."""
-    os.environ[_DRIVERS] = _options()
+    if _TEMPORARY not in os.environ.get(_DRIVERS, ""):
+        # A JVM that is killed leaves what it has unpacked, and its blocks. Children of this process may be killed, too.
+        directory = tempfile.mkdtemp(prefix="jvm-")
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        os.environ[_DRIVERS] = f"{_options()} {_TEMPORARY}{directory}".strip()
     # Drivers, workers and keepers would each compile all of our modules.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ["SPARK_HOME"] = str(spark_home(_DIRECTORY / ("users" if _AS_USERS_HAVE_IT else "light")))
+    os.environ["SPARK_HOME"] = str(spark_home(_SHARED))
 
 
 def executors() -> dict[str, str]:
     """Return the settings of a session whose executors are processes of their own."""
     if _AS_USERS_HAVE_IT:
         return {}
-    options = [option for option in _options().split() if not option.startswith("-Dspark.")]
+    options = [option for option in os.environ.get(_DRIVERS, "").split() if not option.startswith("-Dspark.")]
     return {"spark.executor.extraJavaOptions": f"-Xss16m {' '.join(options)}"}
 
 
@@ -82,9 +91,8 @@ def spark_home(directory: Path) -> Path:
     import pyspark
 
     installed = Path(pyspark.__file__).parent
-    made_of, made_by = directory / "made-of", directory / "made-by"
-    own = Path(__file__).read_text()
-    if made_of.exists() and made_of.samefile(installed) and made_by.exists() and made_by.read_text() == own:
+    made_of = directory / "made-of"
+    if made_of.exists() and made_of.samefile(installed):
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(directory, ignore_errors=True)
@@ -93,14 +101,12 @@ def spark_home(directory: Path) -> Path:
         if _AS_USERS_HAVE_IT or entry.name not in ("python", "jars"):
             (made / entry.name).symlink_to(entry)
     if not _AS_USERS_HAVE_IT:
-        shared = _DIRECTORY / "light"
-        if directory == shared:
+        if directory == _SHARED:
             _link_used(installed / "jars", made / "jars")
         else:
             # An archive fits libraries that are the same files in the same order, and each directory has its own.
-            (made / "jars").symlink_to(spark_home(shared) / "jars")
+            (made / "jars").symlink_to(spark_home(_SHARED) / "jars")
     (made / "made-of").symlink_to(installed)
-    (made / "made-by").write_text(own)
     try:
         made.rename(directory)
     except OSError:

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,7 @@ class Kafka:
         """Start the process, and wait until it answers."""
         with open(self._directory / "log", "ab") as log:
             self._process = subprocess.Popen(
-                [_java(), *_LIGHT, *self._options, "-cp", f"{_HOME}/jars/*", "kafka.Kafka", f"{self._directory}/settings"],
+                [_java(), *_LIGHT, *self._options, f"-Djava.io.tmpdir={self._directory}", "-cp", f"{_HOME}/jars/*", "kafka.Kafka", f"{self._directory}/settings"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=end_with_parent,
             )  # fmt: skip
         self._await()
@@ -328,6 +328,18 @@ def _package(number: int) -> list[Path]:
             finally:
                 shutil.rmtree(made, ignore_errors=True)
     return sorted((home / "jars").iterdir())
+
+
+def add_jars(spark: Any, find: Callable[[], list[Path]]) -> None:
+    """Give a session the jars that `connector` or `avro` finds, or skip the test."""
+    import pytest
+
+    try:
+        jars = find()
+    except UnavailableServerError as error:
+        pytest.skip(str(error))
+    for jar in jars:
+        spark.sql(f"ADD JAR '{jar}'")
 
 
 def _retrieve(home: Path, organisation: str, module: str, version: str) -> None:

@@ -125,7 +125,6 @@ def process(*command: object, cwd: Path, **env: str) -> Iterator[subprocess.Pope
 
 def test_the_page_is_served_from_it(installed: Path, tmp_path: Path, local_dir: Path) -> None:
     with process(installed / "strandline", "ui", "--port", 0, "--local-dir", local_dir, cwd=tmp_path) as server:
-        assert server.stdout is not None
         address = server.stdout.readline().strip()
         base, _, token = address.partition("?token=")
         cookie = f"strandline-{base.rstrip('/').rpartition(':')[2]}={token}"

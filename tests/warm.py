@@ -52,7 +52,6 @@ def main() -> None:
     )
     assert windows.start(spark).await_termination(120)
     gateway = SparkContext._gateway
-    assert gateway is not None
     for name in _OF_A_CLUSTER:
         gateway.jvm.java.lang.Class.forName(name)
     spark.stop()

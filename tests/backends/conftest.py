@@ -29,7 +29,6 @@ class LoggingBackend(RocksDBBackend):
         super().__init__(directory, states, memory=BUDGET, groupings=GROUPINGS, changelog=limits)
 
     def persist(self, changes: Changes, into: Path) -> list[LocalFile]:
-        assert self.changelog is not None
         files = self.changelog.append(changes, into)
         while self.changelog.clean():
             pass

@@ -76,13 +76,11 @@ class BackendMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.backend.changelog is not None)
     @rule()
     def rebase(self) -> None:
-        assert self.backend.changelog is not None
         self.base = self.backend.changelog.rebase()
 
     @precondition(lambda self: self.base is not None)
     @rule()
     def begin_at_the_new_base(self) -> None:
-        assert self.backend.changelog is not None
         assert self.base is not None
         self.backend.changelog.begin_at(self.base)
         self.base = None

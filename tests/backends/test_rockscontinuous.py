@@ -72,7 +72,6 @@ class Kept:
 
     def take(self) -> list[LocalFile]:
         self.count += 1
-        assert self.backend.changelog is not None
         files = self.backend.changelog.append({}, self.root / f"snapshot-{self.count}")
         while self.backend.changelog.clean():
             pass

@@ -37,13 +37,10 @@ def value(version: int) -> bytes:
 def write(backend: RocksDBBackend, version: int) -> None:
     """Change all keys of one state, and one of the other."""
     backend.write({"a": [(b"\0\1%06d" % n, value(version)) for n in range(KEYS)], "b": [(b"\0\1%d" % version, b"")]})
-    assert backend.live is not None
     backend.live.note(version)
 
 
 def take(backend: RocksDBBackend, into: Path, version: int) -> list[Any]:
-    assert backend.changelog is not None
-    assert backend.live is not None
     files = backend.changelog.append({}, into)
     backend.live.note(version, cleaning=True)
     while backend.changelog.clean():
@@ -91,7 +88,6 @@ def while_files_are_drained(root: Path) -> None:
     backend = loaded(root)
     write(backend, 4)
     take(backend, root / "chk-4", 4)
-    assert backend.live is not None
     backend.live.note(4, cleaning=True)
     assert isinstance(backend.changelog, rockscontinuous.ContinuousLog)
     assert backend.changelog._begin_cleaning()
@@ -101,7 +97,6 @@ def while_files_are_drained(root: Path) -> None:
 
 def as_a_new_base_takes_the_place_of_a_log(root: Path) -> None:
     backend = lived(root, 4)
-    assert backend.changelog is not None
     base = backend.changelog.rebase()
     rockslog.shutil = type("Dying", (), {"rmtree": staticmethod(die)})  # type: ignore[attr-defined]
     backend.changelog.begin_at(base)

@@ -27,7 +27,6 @@ class Logged:
         self.backend.write({state: [(b"\0\1%06d" % n, bytes(size)) for n in range(count)]})
 
     def append(self) -> list[LocalFile]:
-        assert self.backend.changelog is not None
         self.snapshots += 1
         return self.backend.changelog.append({}, self.root / str(self.snapshots))
 
@@ -96,7 +95,6 @@ def test_logs_do_not_fill_the_disk_while_there_is_no_checkpoint(tmp_path: Path, 
     """The next snapshot makes a new base, which is smaller than the log would be, and uses none that is older."""
     logged = Logged(tmp_path, Changelog(limit="1MB"))
     changelog = logged.backend.changelog
-    assert changelog is not None
     if bases:
         logged.append()
     following = changelog.rebase() if bases > 1 else None

@@ -168,6 +168,24 @@ class Run:
         self.epoch += 1
         return self.coordinator.trigger(Epoch(self.epoch))
 
+    def begin(self) -> CheckpointId:
+        """Trigger a checkpoint, which begins."""
+        checkpoint = self.trigger()
+        assert checkpoint is not None
+        return checkpoint
+
+    @property
+    def confirmed(self) -> Manifest:
+        """The newest checkpoint that is complete; there is one."""
+        assert self.coordinator.confirmed is not None
+        return self.coordinator.confirmed
+
+    @property
+    def restored(self) -> Manifest:
+        """What it was begun with."""
+        assert self.choice.manifest is not None
+        return self.choice.manifest
+
     def deliver(self, checkpoint: CheckpointId) -> None:
         for uid, partition in self.files:
             self.change(uid, partition)
@@ -186,8 +204,7 @@ class Run:
 
     def checkpoint(self) -> CheckpointId:
         """Take one checkpoint, all the way."""
-        checkpoint = self.trigger()
-        assert checkpoint is not None
+        checkpoint = self.begin()
         self.deliver(checkpoint)
         assert self.coordinator.advance() == checkpoint
         return checkpoint

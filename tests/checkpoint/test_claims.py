@@ -91,8 +91,7 @@ def test_a_probe_that_cannot_be_removed_disturbs_nobody(store: FaultyStore, tmp_
     run.checkpoint()
     after = Run(store, tmp_path, clock, seed=1)
     assert after.claim.generation == 2
-    assert after.choice.manifest is not None
-    assert after.choice.manifest.checkpoint == 1
+    assert after.restored.checkpoint == 1
 
 
 def overwritten_once_created(store: FaultyStore, path: str, data: bytes) -> None:
@@ -189,8 +188,7 @@ def test_what_a_newer_driver_has_subsumed_is_no_damage_to_the_one_it_replaced(
     store.before = replace
     with pytest.raises(FencedError):
         starting.set_base(CheckpointId(1))
-    assert newer[0].coordinator.confirmed is not None
-    assert newer[0].coordinator.confirmed.checkpoint == 2
+    assert newer[0].confirmed.checkpoint == 2
 
 
 def test_one_that_is_replaced_while_it_cleans_up_is_told_so(
@@ -206,13 +204,11 @@ def test_one_that_is_replaced_while_it_cleans_up_is_told_so(
             newer[0].checkpoint()
 
     store.before = replace
-    checkpoint = run.trigger()
-    assert checkpoint is not None
+    checkpoint = run.begin()
     run.deliver(checkpoint)
     with pytest.raises(FencedError):
         run.coordinator.advance()
-    assert newer[0].coordinator.confirmed is not None
-    assert newer[0].coordinator.confirmed.checkpoint == 2
+    assert newer[0].confirmed.checkpoint == 2
 
 
 def test_a_listing_without_the_own_claim_is_not_believed(

@@ -69,8 +69,7 @@ def test_an_increment_uploads_only_what_is_new(run: Run) -> None:
     run.checkpoint()
     second = run.coordinator.history[-1]
     assert 0 < second.uploaded_bytes < second.total_bytes
-    manifest = run.coordinator.confirmed
-    assert manifest is not None
+    manifest = run.confirmed
     fresh = sum(f.size for f in manifest.files() if f.inline is None and f.path not in before)
     inline = sum(f.size for f in manifest.files() if f.inline is not None)
     assert second.uploaded_bytes == fresh + inline
@@ -154,8 +153,7 @@ def test_full_checkpoints_share_nothing(store: FaultyStore, tmp_path: Path, cloc
     run = Run(store, tmp_path, clock, config=every_epoch(mode="full"))
     run.checkpoint()
     run.checkpoint()
-    manifest = run.coordinator.confirmed
-    assert manifest is not None
+    manifest = run.confirmed
     files = [f for o in manifest.operators for p in o.partitions for f in p.files if f.inline is None]
     assert files
     assert all(f.path.startswith("chk-2/") and not f.shared for f in files)
@@ -163,8 +161,7 @@ def test_full_checkpoints_share_nothing(store: FaultyStore, tmp_path: Path, cloc
 
 
 def test_a_request_while_one_is_pending_waits_for_the_next(run: Run) -> None:
-    checkpoint = run.trigger()
-    assert checkpoint is not None
+    checkpoint = run.begin()
     wanted = run.coordinator.request()
     run.deliver(checkpoint)
     run.coordinator.advance()
@@ -177,8 +174,7 @@ def test_time_out_names_what_is_missing_and_deletes_uploads(run: Run, clock: Man
     run.checkpoint()
     before = stored(run.jobdir)
     wanted = run.coordinator.request()
-    checkpoint = run.trigger()
-    assert checkpoint is not None
+    checkpoint = run.begin()
     run.change("detect", 0)
     run.coordinator.report("detect", 0, checkpoint, run.snapshot("detect", 0, checkpoint))
     assert stored(run.jobdir) > before
@@ -205,8 +201,7 @@ def test_time_out_names_what_is_missing_and_deletes_uploads(run: Run, clock: Man
 def test_checkpoints_that_have_ended_are_taken_once_and_what_completed_ones_took_adds_up(run: Run) -> None:
     assert run.coordinator.take_ended() == []
     run.checkpoint()
-    failing = run.trigger()
-    assert failing is not None
+    failing = run.begin()
     run.coordinator.fail(failing, "no space")
     with suppress(CheckpointError):
         run.coordinator.advance()
@@ -219,8 +214,7 @@ def test_checkpoints_that_have_ended_are_taken_once_and_what_completed_ones_took
 
 def test_a_failing_partition_fails_the_checkpoint(run: Run) -> None:
     wanted = run.coordinator.request()
-    checkpoint = run.trigger()
-    assert checkpoint is not None
+    checkpoint = run.begin()
     run.coordinator.report_failure("detect", 1, CheckpointId(99), "of another checkpoint")
     run.coordinator.report_failure("detect", 1, checkpoint, "disk full")
     run.deliver(checkpoint)
@@ -234,8 +228,7 @@ def test_a_failing_partition_fails_the_checkpoint(run: Run) -> None:
 def test_a_new_keeper_has_not_heard_of_the_pending_checkpoint(run: Run) -> None:
     """Another checkpoint is taken, for those who asked; what the old keeper had uploaded is not lost on it."""
     wanted = run.coordinator.request()
-    checkpoint = run.trigger()
-    assert checkpoint is not None
+    checkpoint = run.begin()
     run.change("detect", 0)
     run.coordinator.report("detect", 0, checkpoint, run.snapshot("detect", 0, checkpoint))
     run.coordinator.retake("detect", 0)
@@ -256,8 +249,7 @@ def test_failures_in_a_row(store: FaultyStore, tmp_path: Path, clock: ManualCloc
     run = Run(store, tmp_path, clock, config=every_epoch(tolerable_failures=1))
 
     def fail() -> None:
-        checkpoint = run.trigger()
-        assert checkpoint is not None
+        checkpoint = run.begin()
         run.coordinator.report_failure("detect", 0, checkpoint, "no space")
         run.coordinator.advance()
 
@@ -274,8 +266,7 @@ def test_failures_in_a_row(store: FaultyStore, tmp_path: Path, clock: ManualCloc
 
 
 def test_unknown_and_duplicate_reports_change_nothing(run: Run) -> None:
-    checkpoint = run.trigger()
-    assert checkpoint is not None
+    checkpoint = run.begin()
     run.change("detect", 0)
     info = run.snapshot("detect", 0, checkpoint)
     run.change("detect", 0)
@@ -293,25 +284,22 @@ def test_unknown_and_duplicate_reports_change_nothing(run: Run) -> None:
     run.deliver_rest(checkpoint)
     assert run.coordinator.advance() == checkpoint
     run.coordinator.report("detect", 0, checkpoint, again)
-    run.coordinator.add_source(checkpoint, run.coordinator.confirmed.source)  # type: ignore[union-attr]
+    run.coordinator.add_source(checkpoint, run.confirmed.source)
     run.coordinator.advance()
     restorable(run)
-    manifest = run.coordinator.confirmed
-    assert manifest is not None
+    manifest = run.confirmed
     assert stored(run.jobdir) == {f.path for f in manifest.files() if f.path} | {"chk-1/_metadata"}
 
 
 def test_files_of_an_unconfirmed_checkpoint_are_never_referenced(run: Run, clock: ManualClock) -> None:
     run.checkpoint()
-    lost = run.trigger()
-    assert lost is not None
+    lost = run.begin()
     run.change("detect", 0)
     info = run.snapshot("detect", 0, lost)
     run.coordinator.report("detect", 0, lost, info)
     run.coordinator.close("test")
     run.coordinator.advance()
-    checkpoint = run.trigger()
-    assert checkpoint is not None
+    checkpoint = run.begin()
     run.coordinator.report("detect", 0, checkpoint, info)
     run.coordinator.report("detect", 1, checkpoint, run.snapshot("detect", 1, checkpoint))
     run.deliver_rest(checkpoint)
@@ -344,8 +332,7 @@ def test_failing_sinks_do_not_unpublish(run: Run, store: FaultyStore, tmp_path: 
     with pytest.raises(OSError, match="sink is down"):
         wanted.result(0)
     after = Run(store, tmp_path, clock, seed=1)
-    assert after.choice.manifest is not None
-    assert after.choice.manifest.checkpoint == 2
+    assert after.restored.checkpoint == 2
     restorable(after)
 
 
@@ -390,13 +377,11 @@ def test_a_publish_without_an_answer_is_made_true_as_a_failure(
     run: Run, store: FaultyStore, clock: ManualClock, when: str
 ) -> None:
     run.checkpoint()
-    checkpoint = run.trigger()
-    assert checkpoint is not None
+    checkpoint = run.begin()
     run.deliver(checkpoint)
     store.script = [("create", "_metadata", when)]
     assert run.coordinator.advance() is None
-    assert run.coordinator.confirmed is not None
-    assert run.coordinator.confirmed.checkpoint == 1
+    assert run.confirmed.checkpoint == 1
     restorable(run)
     store.script = [("delete", "chk-2/_metadata", BEFORE)]
     run.coordinator.advance()
@@ -407,8 +392,7 @@ def test_a_publish_without_an_answer_is_made_true_as_a_failure(
     run.coordinator.advance()
     assert list(read_catalog(run.jobdir).live) == [3]
     restorable(run)
-    manifest = run.coordinator.confirmed
-    assert manifest is not None
+    manifest = run.confirmed
     assert stored(run.jobdir) == {f.path for f in manifest.files() if f.path} | {"chk-3/_metadata"}
 
 
@@ -425,8 +409,7 @@ def test_storage_that_refuses_deletions_fails_no_checkpoint(run: Run, store: Fau
 
 
 def test_a_fault_of_storage_before_publishing_is_tolerated(run: Run, store: FaultyStore) -> None:
-    checkpoint = run.trigger()
-    assert checkpoint is not None
+    checkpoint = run.begin()
     run.deliver(checkpoint)
     store.script = [("head", "generations", BEFORE)]
     wanted = run.coordinator.request()
@@ -450,8 +433,7 @@ def test_late_reports_go_on_being_safe_when_storage_fails(run: Run, store: Fault
 
 def test_reports_from_many_threads(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> None:
     run = Run(store, tmp_path, clock, operators=[plan("a", 8), plan("b", 8)])
-    checkpoint = run.trigger()
-    assert checkpoint is not None
+    checkpoint = run.begin()
     infos = {key: run.snapshot(*key, checkpoint) for key in run.files}
     threads = [
         threading.Thread(target=run.coordinator.report, args=(uid, i, checkpoint, info))
@@ -472,8 +454,7 @@ def test_how_long_something_has_waited_for_a_checkpoint(run: Run, clock: ManualC
     c = run.coordinator
     clock.advance(5_000)
     assert c.uncovered_ms == 0, "nothing has happened"
-    first = run.trigger()
-    assert first is not None
+    first = run.begin()
     clock.advance(300)
     assert c.uncovered_ms == 300
     # Epochs go on meanwhile: the oldest counts.
@@ -499,8 +480,7 @@ def test_how_long_something_has_waited_for_a_checkpoint(run: Run, clock: ManualC
 
 
 def test_a_manifest_has_what_was_counted(run: Run) -> None:
-    checkpoint = run.trigger()
-    assert checkpoint is not None
+    checkpoint = run.begin()
     run.coordinator.add_sinks(checkpoint, [], {}, {"rows_in": 7, "late_rows": 1})
     # What comes again says nothing new.
     run.coordinator.add_sinks(checkpoint, [], {}, {"rows_in": 9})
@@ -513,8 +493,7 @@ def test_a_manifest_has_what_was_counted(run: Run) -> None:
 
 def test_a_file_that_several_partitions_hold_counts_once(run: Run) -> None:
     """As after a rescale, when each of them has some key groups of one partition of before."""
-    checkpoint = run.trigger()
-    assert checkpoint is not None
+    checkpoint = run.begin()
     run.change("detect", 0)
     first = run.snapshot("detect", 0, checkpoint)
     run.coordinator.report("detect", 0, checkpoint, first)
@@ -536,13 +515,11 @@ def test_planned_files_stay_until_a_checkpoint_uses_them_or_the_run_ends(
     first, second = shared_path(), shared_path()
 
     def take(files: list[FileRef], planned: list[str]) -> Manifest:
-        checkpoint = run.trigger()
-        assert checkpoint is not None
+        checkpoint = run.begin()
         info = part_of(run.operators[0], 0, files, planned=planned)
         run.coordinator.report(run.operators[0].uid, Partition(0), checkpoint, info)
         run.deliver_rest(checkpoint)
         assert run.coordinator.advance() == checkpoint
-        assert run.coordinator.confirmed is not None
         return run.coordinator.confirmed
 
     planning = take([], [first, second])

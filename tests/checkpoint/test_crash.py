@@ -42,9 +42,8 @@ def test_crash_at_each_step(tmp_path: Path, clock: ManualClock, step: str, found
     assert run.committed == committed
 
     after = Run(store, tmp_path, clock, seed=1)
-    assert after.choice.manifest is not None
-    assert after.choice.manifest.checkpoint == found
-    assert after.choice.manifest.sinks[0].pending == [f"epoch-{found}"]
+    assert after.restored.checkpoint == found
+    assert after.restored.sinks[0].pending == [f"epoch-{found}"]
     assert_restorable(run.jobdir, after.choice.manifest)
     clock.advance(1)
     published = after.checkpoint()
@@ -52,8 +51,7 @@ def test_crash_at_each_step(tmp_path: Path, clock: ManualClock, step: str, found
     assert published > found
     assert [s.checkpoint for s in summaries(run.jobdir) if s.state == "complete"] == [published], "older ones are gone"
     execute(plan(run.jobdir, clock))
-    newest = after.coordinator.confirmed
-    assert newest is not None
+    newest = after.confirmed
     assert_restorable(run.jobdir, newest)
     assert stored(run.jobdir) == {f.path for f in newest.files() if f.path} | {f"chk-{published}/_metadata"}
 
@@ -66,8 +64,7 @@ def test_crash_around_the_base_record(store: FaultyStore, tmp_path: Path, clock:
         Run(store, tmp_path, clock, seed=1)
     failpoints.disarm_all()
     after = Run(store, tmp_path, clock, seed=2)
-    assert after.choice.manifest is not None
-    assert after.choice.manifest.checkpoint == 1
+    assert after.restored.checkpoint == 1
 
 
 @pytest.mark.parametrize("step", ["checkpoint.publish.before", "checkpoint.publish.after"])
@@ -83,14 +80,13 @@ def test_a_driver_that_is_replaced_while_publishing(
     (successor,) = successors
     # Published before the successor chose: it restores that one and commits it. After: void.
     expected = 1 if step.endswith("before") else 2
-    assert successor.choice.manifest is not None
-    assert successor.choice.manifest.checkpoint == expected
+    assert successor.restored.checkpoint == expected
     assert run.committed == [1], "a fenced driver commits nothing"
     assert [s.state for s in summaries(run.jobdir)] == (["void", "complete"] if expected == 1 else ["complete"] * 2)
     with pytest.raises(FencedError):
         run.checkpoint()
     successor.checkpoint()
-    assert_restorable(run.jobdir, successor.coordinator.confirmed)  # type: ignore[arg-type]
+    assert_restorable(run.jobdir, successor.confirmed)
 
 
 def test_the_successor_of_a_zombie_moves_past_its_number(
@@ -111,7 +107,7 @@ def test_the_successor_of_a_zombie_moves_past_its_number(
     following = successor.checkpoint()
     assert following == 3
     assert wanted.result(0) == 3
-    assert_restorable(zombie.jobdir, successor.coordinator.confirmed)  # type: ignore[arg-type]
+    assert_restorable(zombie.jobdir, successor.confirmed)
 
 
 def test_a_failing_step_after_publishing_may_be_called_again(
@@ -126,4 +122,4 @@ def test_a_failing_step_after_publishing_may_be_called_again(
     with pytest.raises(UnavailableError):
         run.checkpoint()
     assert run.coordinator.advance() == 1
-    assert_restorable(run.jobdir, run.coordinator.confirmed)  # type: ignore[arg-type]
+    assert_restorable(run.jobdir, run.confirmed)

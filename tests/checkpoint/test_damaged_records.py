@@ -71,7 +71,6 @@ def test_of_a_generation_that_published(history: JobDirectory, clock: ManualCloc
     catalog = read_catalog(history)
     assert (list(catalog.live), list(catalog.unknown), catalog.void) == ([8], [5, 6, 7], {})
     choice = choose(history)
-    assert choice.manifest is not None
     assert choice.manifest.checkpoint == 8
     assert "generations/2.base" in choice.damaged_bases[0]
     with pytest.raises(CorruptionError, match=r"generations/2\.base.*nothing may be deleted"):
@@ -158,7 +157,7 @@ def test_what_cannot_be_judged_ends_like_every_older_checkpoint(
     after.checkpoint()
     clock.advance(2 * HOUR_MS)
     execute(plan(run.jobdir, clock))
-    assert_restorable(run.jobdir, after.coordinator.confirmed)  # type: ignore[arg-type]
+    assert_restorable(run.jobdir, after.confirmed)
 
 
 # -- manifests and claims
@@ -172,11 +171,10 @@ def test_manifests(store: FaultyStore, tmp_path: Path, clock: ManualClock, how: 
     run.checkpoint()
     damage(run.jobdir, f"chk-{which}/_metadata", how)
     after = Run(store, tmp_path, clock, config=KEEP_MANY, seed=1)
-    assert after.choice.manifest is not None
-    assert after.choice.manifest.checkpoint == (1 if which == 2 else 2)
+    assert after.restored.checkpoint == (1 if which == 2 else 2)
     assert [(s.checkpoint, s.lost) for s in after.choice.skipped] == ([(2, True)] if which == 2 else [])
     assert after.checkpoint() == 3
-    assert_restorable(run.jobdir, after.coordinator.confirmed)  # type: ignore[arg-type]
+    assert_restorable(run.jobdir, after.confirmed)
 
 
 def test_claims_damaged_all_over(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> None:
@@ -185,8 +183,7 @@ def test_claims_damaged_all_over(store: FaultyStore, tmp_path: Path, clock: Manu
     damage(run.jobdir, "generations/1")
     assert run.checkpoint() == 2, "the driver goes on"
     after = Run(store, tmp_path, clock, seed=1)
-    assert after.choice.manifest is not None
-    assert (after.claim.generation, after.choice.manifest.checkpoint) == (2, 2)
+    assert (after.claim.generation, after.restored.checkpoint) == (2, 2)
     damage(run.jobdir, "generations/2")
     assert after.checkpoint() == 3
 
@@ -222,8 +219,7 @@ def test_a_life_goes_on_through_every_start(store: FaultyStore, tmp_path: Path, 
     assert len(life) == 32
     second = Run(store, tmp_path, clock, seed=1)  # there is no checkpoint yet
     second.checkpoint()
-    assert second.coordinator.confirmed is not None
-    assert second.coordinator.confirmed.life == life
+    assert second.confirmed.life == life
     third = Run(store, tmp_path, clock, seed=2)
     assert third.claim.life == life
     assert {life_of(first.jobdir, g) for g in (1, 2, 3)} == {life}

@@ -45,8 +45,7 @@ def later(run: Run, clock: ManualClock) -> None:
 
 
 def needed_file(run: Run) -> FileRef:
-    assert run.coordinator.confirmed is not None
-    return next(f for f in run.coordinator.confirmed.files() if f.path and f.size)
+    return next(f for f in run.confirmed.files() if f.path and f.size)
 
 
 def test_nothing_to_collect(run: Run, clock: ManualClock) -> None:
@@ -117,7 +116,7 @@ def test_garbage_is_planned_and_deleted(run: Run, clock: ManualClock) -> None:
     assert execute(found) == 4
     assert stored(run.jobdir) == before - lost
     run.claim.check()
-    assert_restorable(run.jobdir, run.coordinator.confirmed)  # type: ignore[arg-type]
+    assert_restorable(run.jobdir, run.confirmed)
 
 
 def test_what_is_not_a_checkpoints_stays(run: Run, clock: ManualClock) -> None:
@@ -170,8 +169,7 @@ def test_uploads_of_a_checkpoint_in_progress_stay_however_long_it_takes(
     clock.advance(1000)
     run.checkpoint()
     # In the same second: the first partition is through at once, the other's epoch takes longer than any grace.
-    second = run.trigger()
-    assert second is not None
+    second = run.begin()
     run.change("detect", 0)
     early = run.snapshot("detect", 0, second)
     run.deliver_rest(second)
@@ -186,7 +184,7 @@ def test_uploads_of_a_checkpoint_in_progress_stay_however_long_it_takes(
     run.coordinator.report("detect", 0, second, early)
     run.coordinator.report("detect", 1, second, run.snapshot("detect", 1, second))
     assert run.coordinator.advance() == second
-    assert_restorable(run.jobdir, run.coordinator.confirmed)  # type: ignore[arg-type]
+    assert_restorable(run.jobdir, run.confirmed)
 
 
 def test_before_the_first_checkpoint_no_file_is_garbage(
@@ -252,8 +250,7 @@ def test_refuses_while_a_manifest_cannot_be_read(
         plan(run.jobdir, clock)
     # Once a driver has gone on from an older checkpoint, nobody will ever want it.
     after = Run(store, tmp_path, clock, seed=1)
-    assert after.choice.manifest is not None
-    assert after.choice.manifest.checkpoint == 1
+    assert after.restored.checkpoint == 1
     clock.advance(2 * HOUR_MS)
     found = plan(run.jobdir, clock)
     assert [g.path for g in found.garbage] == [path]
@@ -262,12 +259,11 @@ def test_refuses_while_a_manifest_cannot_be_read(
 
 
 def test_verify_reads_every_byte(run: Run) -> None:
-    assert run.coordinator.confirmed is not None
     report = verify_manifest(run.jobdir, run.coordinator.confirmed)
     assert report.ok
-    assert report.files == len(run.coordinator.confirmed.files())
-    assert report.bytes == run.coordinator.confirmed.total_bytes
-    needed = {f.path: f for f in run.coordinator.confirmed.files() if f.path and f.size > 1}
+    assert report.files == len(run.confirmed.files())
+    assert report.bytes == run.confirmed.total_bytes
+    needed = {f.path: f for f in run.confirmed.files() if f.path and f.size > 1}
     files = list(needed.values())
     run.jobdir.delete([files[0].path])
     run.jobdir.put(files[1].path, bytes([run.jobdir.get(files[1].path)[0] ^ 1]) + run.jobdir.get(files[1].path)[1:])

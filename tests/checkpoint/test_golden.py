@@ -142,7 +142,6 @@ def test_base_record_of_another_restore() -> None:
 
 def test_start() -> None:
     start = load_start(jobdir_with({"generations/start": (GOLDEN / "start-v1").read_bytes()}))
-    assert start is not None
     assert (start.generation, start.created_ms, start.names) == (1, 1_700_000_000_000, ["clicks"])
     # Read only, as above.
     assert unpack(start.archive, "golden") == SOURCE

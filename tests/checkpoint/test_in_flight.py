@@ -108,8 +108,7 @@ def test_increments_build_on_completed_checkpoints_alone(run: Run) -> None:
     """The worked example: 3 completes before 2, and 4 builds on 3 only."""
     second, third = trigger(run, 2), trigger(run, 3)
     of_second, of_third = upload(run, second), upload(run, third)
-    first = run.coordinator.confirmed
-    assert first is not None
+    first = run.confirmed
     # Both have uploaded what the first one lacks, each under its own names.
     assert not (paths(of_second) - first.paths()) & (paths(of_third) - first.paths())
     deliver(run, third, of_third)
@@ -233,7 +232,6 @@ def test_nothing_older_is_published_after_one_in_doubt(run: Run, store: FaultySt
     assert run.committed == [1]
     assert not wanted.done()
     found = choose(run.jobdir).manifest
-    assert found is not None
     assert found.checkpoint == (3 if when == AFTER else 1)
     assert_restorable(run.jobdir, found)
     run.checkpoint()
@@ -309,7 +307,6 @@ def test_changes_of_one_that_fails_are_covered_by_the_later_one(run: Run, clock:
     deliver(run, fourth, upload(run, fourth))
     assert c.advance() == fourth
     phases = c.history[-1].phases
-    assert phases is not None
     assert phases.waits_ms == 200
 
 
@@ -320,7 +317,6 @@ def test_rows_of_a_subsumed_checkpoint_have_waited_since_their_epoch(run: Run, c
     deliver(run, third, upload(run, third))
     assert run.coordinator.advance() == third
     phases = run.coordinator.history[-1].phases
-    assert phases is not None
     assert phases.waits_ms == 1000
 
 
@@ -379,8 +375,7 @@ def test_a_crash_before_the_files_of_the_subsumed_one_are_deleted(
         run.coordinator.advance()
     failpoints.disarm_all()
     after = Run(store, tmp_path, clock, seed=1)
-    assert after.choice.manifest is not None
-    assert after.choice.manifest.checkpoint == third
+    assert after.restored.checkpoint == third
     assert_restorable(after.jobdir, after.choice.manifest)
     after.checkpoint()
     clock.advance(2 * HOUR_MS)

@@ -184,7 +184,7 @@ class Checkpoints(RuleBasedStateMachine):
             if run is self.run:
                 self.restart()
         if run is not self.run and self.run.choice.manifest is not None:
-            late = [c for c in run.committed[before:] if c > self.run.choice.manifest.checkpoint]
+            late = [c for c in run.committed[before:] if c > self.run.restored.checkpoint]
             assert not late, "a replaced driver committed what its successor does not go on from"
 
     @rule(step=st.sampled_from(STEPS), at=st.integers(1, 2))

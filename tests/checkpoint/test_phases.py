@@ -67,8 +67,7 @@ def test_phases_of_a_checkpoint(run: Run, clock: ManualClock) -> None:
     clock.advance(600)
     assert run.trigger() is None, "the first epoch that the checkpoint covers"
     clock.advance(500)
-    checkpoint = run.trigger()
-    assert checkpoint is not None
+    checkpoint = run.begin()
     # A step of the clock changes nothing.
     clock.set_by(-3_600_000)
     deliver(run, clock, checkpoint, "out", "other")
@@ -99,8 +98,7 @@ def test_a_sink_without_rows_shows_none_and_a_checkpoint_without_changes_has_wai
 ) -> None:
     Sinks(run, clock, out=40, other=60)
     clock.advance(1000)
-    checkpoint = run.trigger()
-    assert checkpoint is not None
+    checkpoint = run.begin()
     deliver(run, clock, checkpoint, "other")
     run.coordinator.advance()
     clock.advance(60_000)
@@ -118,13 +116,11 @@ def test_a_sink_without_rows_shows_none_and_a_checkpoint_without_changes_has_wai
 def test_rows_of_a_failed_checkpoint_have_waited_since_their_epoch(run: Run, clock: ManualClock) -> None:
     Sinks(run, clock, out=40)
     clock.advance(1000)
-    failed = run.trigger()
-    assert failed is not None
+    failed = run.begin()
     run.coordinator.fail(failed, "the storage is away")
     assert run.coordinator.advance() is None
     clock.advance(5000)
-    checkpoint = run.trigger()
-    assert checkpoint is not None
+    checkpoint = run.begin()
     deliver(run, clock, checkpoint, "out")
     run.coordinator.advance()
     first, second = run.coordinator.history
@@ -138,8 +134,7 @@ def test_rows_that_waited_for_their_target_are_as_old_as_the_oldest_of_them(run:
     sinks.away.add("other")
     for _ in range(2):
         clock.advance(1000)
-        checkpoint = run.trigger()
-        assert checkpoint is not None
+        checkpoint = run.begin()
         deliver(run, clock, checkpoint, "out", "other")
         assert run.coordinator.advance() == checkpoint
     sinks.away.clear()
@@ -155,14 +150,12 @@ def test_a_checkpoint_that_is_triggered_meanwhile_gets_none_of_the_times(run: Ru
     sinks = Sinks(run, clock, out=40)
 
     def begin_next() -> None:
-        following = run.trigger()
-        assert following is not None
+        following = run.begin()
         run.coordinator.report("detect", 0, following, run.snapshot("detect", 0, following))
 
     sinks.meanwhile = begin_next
     clock.advance(1000)
-    checkpoint = run.trigger()
-    assert checkpoint is not None
+    checkpoint = run.begin()
     deliver(run, clock, checkpoint, "out")
     clock.advance(1000)
     assert run.coordinator.advance() == checkpoint

@@ -30,8 +30,7 @@ def run(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> Run:
 
 def delivered(run: Run) -> CheckpointId:
     """Trigger a checkpoint and upload everything for it."""
-    checkpoint = run.trigger()
-    assert checkpoint is not None
+    checkpoint = run.begin()
     run.deliver(checkpoint)
     return checkpoint
 
@@ -39,9 +38,7 @@ def delivered(run: Run) -> CheckpointId:
 def new_file(run: Run) -> FileRef:
     """Return a stored file that the pending checkpoint has and the confirmed one has not."""
     pending = run.coordinator._in_flight.newest
-    assert pending is not None
-    assert run.coordinator.confirmed is not None
-    known = {f.path for f in run.coordinator.confirmed.files()}
+    known = {f.path for f in run.confirmed.files()}
     return next(f for f in pending.files() if f.path and f.path not in known and f.size > 1)
 
 
@@ -64,7 +61,7 @@ def test_what_is_not_in_storage_is_not_published(run: Run, damage: str) -> None:
     assert list(read_catalog(run.jobdir).live) == [1], "the only good one stays"
     assert run.committed == [1]
     run.checkpoint()
-    assert_restorable(run.jobdir, run.coordinator.confirmed)  # type: ignore[arg-type]
+    assert_restorable(run.jobdir, run.confirmed)
 
 
 def test_storage_that_does_not_answer_before_the_manifest_leaves_no_doubt(run: Run, store: FaultyStore) -> None:
@@ -82,8 +79,7 @@ def test_only_new_files_are_looked_at(
     monkeypatch.delenv("STRANDLINE_VERIFY")
     run = Run(store, tmp_path, clock, config=TOLERANT)
     run.checkpoint()
-    assert run.coordinator.confirmed is not None
-    known = {f.path for f in run.coordinator.confirmed.files()}
+    known = {f.path for f in run.confirmed.files()}
     delivered(run)
     store.calls.clear()
     run.coordinator.advance()
@@ -98,14 +94,12 @@ def test_nothing_is_deleted_when_the_first_look_finds_the_newest_incomplete(
 ) -> None:  # fmt: skip
     monkeypatch.delenv("STRANDLINE_VERIFY")
     after = Run(store, tmp_path, clock, config=TOLERANT, seed=1)
-    assert after.choice.manifest is not None
-    for partition, part in enumerate(after.choice.manifest.operators[0].partitions):
+    for partition, part in enumerate(after.restored.operators[0].partitions):
         after.files["detect", partition] = {f.name: run.jobdir.get(f.path) for f in part.files if f.shared}
     after.numbers = 1000
     delivered(after)
     pending = after.coordinator._in_flight.newest
-    assert pending is not None
-    taken_over = {f.path for f in after.choice.manifest.files() if f.shared}
+    taken_over = {f.path for f in after.restored.files() if f.shared}
     shared = next(f for f in pending.files() if f.path in taken_over)
     data, before = run.jobdir.get(shared.path), stored(run.jobdir)
     run.jobdir.delete([shared.path])
@@ -124,7 +118,7 @@ def test_nothing_is_deleted_when_the_first_look_finds_the_newest_incomplete(
     clock.advance(10_000)
     after.checkpoint()
     assert "chk-2/_metadata" not in stored(run.jobdir)
-    assert_restorable(run.jobdir, after.coordinator.confirmed)  # type: ignore[arg-type]
+    assert_restorable(run.jobdir, after.confirmed)
 
 
 # -- in doubt
@@ -136,7 +130,6 @@ def test_a_manifest_in_doubt_stays_while_it_may_be_the_newest(
 ) -> None:
     second = delivered(run)
     pending = run.coordinator._in_flight.newest
-    assert pending is not None
     files = {f.path for f in pending.files() if f.path}
     store.script = [("create", "_metadata", AFTER if there else BEFORE)]
     assert run.coordinator.advance() is None
@@ -151,8 +144,7 @@ def test_a_manifest_in_doubt_stays_while_it_may_be_the_newest(
     assert files <= stored(run.jobdir)
     assert (manifest_path(second) in stored(run.jobdir)) == there
     after = Run(store, tmp_path, clock, config=TOLERANT, seed=1)
-    assert after.choice.manifest is not None
-    assert after.choice.manifest.checkpoint == (2 if there else 1)
+    assert after.restored.checkpoint == (2 if there else 1)
     assert_restorable(run.jobdir, after.choice.manifest)
 
 
@@ -170,7 +162,6 @@ def test_any_error_of_the_last_write_leaves_doubt(run: Run, store: FaultyStore) 
     store.inner.create = create  # type: ignore[method-assign]
     run.coordinator.advance()
     found = choose(run.jobdir).manifest
-    assert found is not None
     assert found.checkpoint == 2
     assert_restorable(run.jobdir, found)
 
@@ -193,7 +184,6 @@ def test_any_error_of_the_look_at_a_conflict_leaves_doubt(run: Run, store: Fault
     store.inner.create, store.inner.get = create, get  # type: ignore[method-assign]
     run.coordinator.advance()
     found = choose(run.jobdir).manifest
-    assert found is not None
     assert found.checkpoint == 2
     assert_restorable(run.jobdir, found)
 
@@ -238,8 +228,7 @@ def test_a_driver_that_takes_over_keeps_what_was_in_doubt(
     delivered(run)
     store.script = [("create", "_metadata", AFTER)]
     run.coordinator.advance()
-    failed = run.trigger()
-    assert failed is not None
+    failed = run.begin()
     run.deliver(failed)
     run.coordinator.close("it leaves files to delete")
     successors: list[Run] = []
@@ -256,16 +245,14 @@ def test_a_driver_that_takes_over_keeps_what_was_in_doubt(
         except FencedError:
             pass
     (successor,) = successors
-    assert successor.choice.manifest is not None
-    assert successor.choice.manifest.checkpoint == 2
+    assert successor.restored.checkpoint == 2
     assert_restorable(run.jobdir, successor.choice.manifest)
     successor.checkpoint()
-    assert_restorable(run.jobdir, successor.coordinator.confirmed)  # type: ignore[arg-type]
+    assert_restorable(run.jobdir, successor.confirmed)
 
 
 def test_files_of_a_manifest_in_doubt_are_never_referenced(run: Run, store: FaultyStore) -> None:
-    second = run.trigger()
-    assert second is not None
+    second = run.begin()
     run.change("detect", 0)
     info = run.snapshot("detect", 0, second)
     run.coordinator.report("detect", 0, second, info)
@@ -273,8 +260,7 @@ def test_files_of_a_manifest_in_doubt_are_never_referenced(run: Run, store: Faul
     run.deliver_rest(second)
     store.script = [("create", "_metadata", AFTER)]
     run.coordinator.advance()
-    third = run.trigger()
-    assert third is not None
+    third = run.begin()
     run.coordinator.report("detect", 0, third, info)
     run.coordinator.report("detect", 1, third, run.snapshot("detect", 1, third))
     run.deliver_rest(third)
@@ -312,13 +298,12 @@ def test_what_an_old_driver_deletes_late_is_not_what_its_successor_chose(
 
     paused_in_subsume(run, store, take_over)
     (successor,) = successors
-    assert successor.choice.manifest is not None
-    assert successor.choice.manifest.checkpoint == 2
+    assert successor.restored.checkpoint == 2
     newest = 3 if publishes else 2
     assert list(read_catalog(run.jobdir).live) == [newest]
     assert_restorable(run.jobdir, read_catalog(run.jobdir).live[CheckpointId(newest)])
     successor.checkpoint()
-    assert_restorable(run.jobdir, successor.coordinator.confirmed)  # type: ignore[arg-type]
+    assert_restorable(run.jobdir, successor.confirmed)
 
 
 def test_only_if_the_newest_was_damaged_meanwhile_it_is_and_that_shows(
@@ -330,8 +315,7 @@ def test_only_if_the_newest_was_damaged_meanwhile_it_is_and_that_shows(
     def take_over() -> None:
         run.jobdir.put("chk-2/_metadata", b"")
         successor = Run(store, tmp_path, clock, config=TOLERANT, seed=1)
-        assert successor.choice.manifest is not None
-        assert successor.choice.manifest.checkpoint == 1
+        assert successor.restored.checkpoint == 1
         successors.append(successor)
 
     paused_in_subsume(run, store, take_over)
@@ -379,8 +363,7 @@ def test_an_invariant_that_is_broken_before_deleting(run: Run) -> None:
 
 def test_an_invariant_that_is_broken_by_a_deletion(run: Run) -> None:
     """A fault of our own: the books say that a file is nobody's, and a manifest lists it."""
-    assert run.coordinator.confirmed is not None
-    path = next(f.path for f in run.coordinator.confirmed.files() if f.path)
+    path = next(f.path for f in run.confirmed.files() if f.path)
     run.jobdir.put("shared/aa/garbage", b"")
     run.coordinator._retention._live.clear()
     run.coordinator._retention._garbage |= {path, "shared/aa/garbage"}

@@ -61,7 +61,6 @@ def test_the_start_is_saved_once(jobdir: JobDirectory, clock: ManualClock) -> No
     first = claim(jobdir, clock)
     save_start(jobdir, first, FILES, ["clicks", "orders"], clock)
     start = load_start(jobdir)
-    assert start is not None
     assert (start.generation, start.created_ms, start.names) == (1, clock.now_ms(), ["clicks", "orders"])
     assert start_files(start) == FILES
     # Again, as after an answer that was lost: it is ours, whatever the time.
@@ -96,7 +95,6 @@ def test_another_drivers_start_is_not_replaced(jobdir: JobDirectory, store: Faul
         with pytest.raises(ConflictError, match="another driver has recorded the start"):
             save_start(jobdir, newer[0], files, names, clock)
     start = load_start(jobdir)
-    assert start is not None
     assert start.generation == 1
 
 

@@ -90,7 +90,6 @@ class FabricatedJob:
     def path_of(self, checkpoint: CheckpointId, partition: int) -> Path:
         """Return a file of a partition that this checkpoint alone has brought."""
         manifest = self.coordinator.confirmed
-        assert manifest is not None
         files = manifest.operators[0].partitions[partition].files
         ref = next(f for f in files if f.name == f"{partition}-{checkpoint}.sst")
         return self.directory / self.jobdir.job / ref.path

@@ -41,7 +41,6 @@ class Forks:
         self._begun += 1
         for path in self._output():
             path.touch()
-        assert self._server.stdin is not None
         out, err = map(str, self._output())
         request = {"args": args, "environment": environment, "out": out, "err": err}
         self._server.stdin.write(json.dumps(request) + "\n")
@@ -74,7 +73,6 @@ class Forks:
         return self._directory / f"{self._begun}.out", self._directory / f"{self._begun}.err"
 
     def _answer(self) -> int:
-        assert self._server.stdout is not None
         return int(self._server.stdout.readline())
 
 

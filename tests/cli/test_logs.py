@@ -121,7 +121,6 @@ def test_following_shows_new_lines_and_new_logs_until_interrupted(local_dir: Pat
         assert follower.stdout is not None
 
         def next_line() -> tuple[int, str]:
-            assert follower.stdout is not None
             assert select.select([follower.stdout], [], [], 60)[0], "nothing more was shown"
             shown = json.loads(follower.stdout.readline())
             return shown["partition"], shown["line"]
@@ -134,7 +133,6 @@ def test_following_shows_new_lines_and_new_logs_until_interrupted(local_dir: Pat
         assert next_line() == (1, "born")
         follower.send_signal(signal.SIGINT)
         assert follower.wait(30) == 0
-        assert follower.stderr is not None
         assert follower.stderr.read() == b""
 
 

@@ -144,7 +144,6 @@ def test_the_readmes_first_program_is_what_is_made(tmp_path: Path) -> None:
 def test_projects_files_are_in_the_package() -> None:
     """Those that the build leaves out are missing only where it is installed."""
     listed = re.search(r"strandline = \[(.*)\]", (ROOT / "pyproject.toml").read_text().partition("package-data]")[2])
-    assert listed is not None
     assert '"cli/project/*"' in listed[1]
     assert {*new._FILES, *new._SQL_FILES} == {
         path.name for path in Path(new.__file__).with_name("project").iterdir() if path.is_file()

@@ -16,13 +16,11 @@ def test_a_stopped_job_is_set_back(strandline: Command, alerts: FabricatedJob, l
     given = ("--directory", alerts.directory, "--local-dir", local_dir, "--json")
     assert strandline("rollback", "alerts", "1", *given).code == 1, "it is not retained"
     chosen = choose(alerts.jobdir).manifest
-    assert chosen is not None
     assert chosen.checkpoint == 3
     assert strandline("rollback", "alerts", "chk-2", *given).json == [
         {"job": "alerts", "checkpoint": 2, "running": False}
     ]
     chosen = choose(alerts.jobdir).manifest
-    assert chosen is not None
     assert chosen.checkpoint == 2
     states = {
         one["checkpoint"]: one["state"] for one in strandline("snapshots", "list", alerts.directory, "--json").json
@@ -63,5 +61,4 @@ def test_a_job_whose_driver_does_not_answer_is_not_set_back(
     refused = strandline("rollback", "alerts", "2", "--directory", alerts.directory, "--local-dir", local_dir)
     assert (refused.code, f"(process {pid}) runs on this machine and does not answer" in refused.stderr) == (1, True)
     chosen = choose(alerts.jobdir).manifest
-    assert chosen is not None
     assert chosen.checkpoint == 3

@@ -229,12 +229,22 @@ def test_what_a_job_has_left_is_not_read_with_each_look(
     assert len(reads) == 1
 
 
-def test_what_is_not_there_is_an_error(local_dir: Path, strandline: Command) -> None:
-    outcome = strandline("top", "nothing", "--local-dir", local_dir)
-    assert (outcome.code, outcome.stdout) == (1, "")
-    assert outcome.stderr.startswith("error: nothing: there is no such job on this machine")
-    assert "next step: " in outcome.stderr
-    # Without a name, there may be one later.
+@pytest.mark.parametrize("command", [("top",), ("metrics", "--once"), ("metrics",), ("ui",)])
+def test_a_job_that_is_not_there_is_an_error(
+    serve: Serve, local_dir: Path, strandline: Command, command: tuple[str, ...]
+) -> None:
+    def refused() -> str:
+        outcome = strandline(*command, "nothing", "--local-dir", local_dir)
+        assert (outcome.code, outcome.stdout) == (1, "")
+        assert outcome.stderr.startswith("error: nothing: there is no such job on this machine")
+        return " ".join(outcome.stderr.partition("next step: ")[2].split())
+
+    assert refused().startswith("give the job's Settings.local_dir with --local-dir")
+    serve(FakeRun("alerts"))
+    assert refused().startswith("the jobs there are: alerts; a directory of checkpoints has a slash, as in ./nothing")
+
+
+def test_without_a_name_there_may_be_a_job_later(local_dir: Path, strandline: Command) -> None:
     assert "no job runs here" in strandline("top", "--local-dir", local_dir).stdout
 
 

@@ -61,12 +61,10 @@ def test_a_sink_that_takes_no_rows_comes_first() -> None:
 
 def test_where_the_time_goes() -> None:
     shares = time_shares(epochs(gap_ms=1000.0, operators=[EVEN, SMALL]))
-    assert shares is not None
     assert (shares.uid, round(shares.idle, 2), round(shares.plan, 2), round(shares.busiest, 2), round(shares.spark, 2)) == (
         "detect", 0.5, 0.05, 0.8, 0.15,
     )  # fmt: skip
     # Operators of several tasks at once may work longer than the epoch takes.
     crowded = time_shares(epochs(operators=[OperatorTime("detect", 0, 1200.0, 0.0, 900.0)]))
-    assert crowded is not None
     assert crowded.spark == 0
     assert time_shares(epochs(2)) is None

@@ -126,7 +126,6 @@ time.sleep(120)
 def driver_process(local_dir: Path) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen([sys.executable, "-c", DRIVER, str(local_dir)], stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
             yield process
         finally:

@@ -17,6 +17,7 @@ from strandline.control.events import (
     EventLog,
     InterruptionEnd,
     KeeperReplacement,
+    RunKilled,
     SavepointEnd,
     StateChange,
     as_markdown,
@@ -33,6 +34,7 @@ EVENTS: list[Event] = [
     InterruptionEnd.of(RECENT.interruptions[0]),
     KeeperReplacement(operator="detect", partition=1, pid=7, host="here", cause="signal 9"),
     SavepointEnd(url="file:///sp", form="native", checkpoint=7, epoch=12, total_bytes=1, duration_ms=2),
+    RunKilled(killed_pid=7, began_ms=1, last_state="running", last_state_ms=2),
 ]
 
 
@@ -46,7 +48,7 @@ def test_each_line_is_an_event_and_says_whose_it_is(log: EventLog) -> None:
         log.write(event)
     lines = [json.loads(line) for line in log.path.read_text().splitlines()]
     assert [line["event"] for line in lines] == [
-        "state", "begin", "checkpoint", "interruption", "keeper_replaced", "savepoint",
+        "state", "begin", "checkpoint", "interruption", "keeper_replaced", "savepoint", "killed",
     ]  # fmt: skip
     for line in lines:
         assert (line["schema"], line["job"], line["directory"]) == (1, "alerts", "file:///ck")
@@ -95,6 +97,7 @@ def test_the_schema_is_stable() -> None:
         "InterruptionEnd": ("kind", "began_ms", "down_ms", "cause", "checkpoint", "repeated_rows"),
         "KeeperReplacement": ("operator", "partition", "pid", "host", "cause"),
         "SavepointEnd": ("url", "form", "checkpoint", "epoch", "total_bytes", "duration_ms"),
+        "RunKilled": ("killed_pid", "began_ms", "last_state", "last_state_ms"),
     }  # fmt: skip
     assert [*Phases.__dataclass_fields__] == ["waits_ms", "epoch_ms", "durable_ms", "published_ms"]
 

@@ -48,7 +48,7 @@ def test_a_job_is_killed_when_its_process_is_gone(places: Places) -> None:
 
 def test_records_are_found_and_broken_ones_passed_over(places: Places) -> None:
     first = record(places, state="failed", failure="why\nso", at_ms=10)
-    journal.write(places, first)
+    assert journal.write(places, first) is None
     other = Places(places.local_dir, "file:///elsewhere", places.job)
     second = record(other, at_ms=20)
     journal.write(other, second)
@@ -59,19 +59,19 @@ def test_records_are_found_and_broken_ones_passed_over(places: Places) -> None:
     assert journal.records(places.local_dir, "third") == []
     assert places.driver_record.stat().st_mode & 0o777 == 0o600
     newer = record(places, at_ms=30)
-    journal.write(places, newer)
+    assert journal.write(places, newer) == first
     assert journal.records(places.local_dir, places.job) == [newer, second]
     # A driver that was frozen wakes behind its successor.
     successor = record(places, since_ms=2, at_ms=40)
     journal.write(places, successor)
-    journal.write(places, record(places, state="failed", at_ms=50))
+    assert journal.write(places, record(places, state="failed", at_ms=50)) is None
     assert journal.records(places.local_dir, places.job) == [successor, second]
     journal.write(places, record(places, since_ms=2, state="stopped", at_ms=60))
     # The clock was set back.
     journal.write(places, newer)
     assert journal.records(places.local_dir, places.job) == [newer, second]
     # Nothing depends on it: where it cannot be written, nothing is.
-    journal.write(Places(places.local_dir / "gone", "x", "y"), first)
+    assert journal.write(Places(places.local_dir / "gone", "x", "y"), first) is None
 
 
 def test_the_log_has_what_is_told_and_warned_of(places: Places) -> None:

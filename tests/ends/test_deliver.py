@@ -146,7 +146,6 @@ def test_errors_that_pass_end_nothing() -> None:
     RAISING.extend([ConnectionRefusedError("nobody there")] * 3)
     assert sink.commit(pending) == pending
     told = sink.status()
-    assert told is not None
     assert (told.waiting_rows, told.failure) == (6, "ConnectionRefusedError: nobody there")
     assert sink.commit(pending) == []
     trial.expect(1)

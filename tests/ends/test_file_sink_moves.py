@@ -194,7 +194,6 @@ def test_what_a_sink_has_left_that_is_no_more_is_shown(tmp_path: Path) -> None:
     staged(old, 4)
     for generation, texts, epoch in ((2, listed, 3), (3, listed, 3), (4, pending, 2)):
         left = sink_for_pending("old", texts)
-        assert left is not None
         left.open(replace(context(generation), sink="old", beside=frozenset()))
         left.recover(texts, Epoch(epoch), fresh=False)
         assert visible(tmp_path) == rows(*range(1, epoch + 1))

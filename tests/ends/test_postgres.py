@@ -456,7 +456,6 @@ def test_rows_that_refer_to_those_of_an_earlier_sink_wait_for_them(
     sink.is_behind = True
     assert sink.commit(staged) == staged
     status = sink.status()
-    assert status is not None
     assert status.failure.endswith("table results refuses rows: ForeignKeyViolation (results_n_fkey)")
     with postgresql.connect(dsn) as db:
         db.execute("insert into parents select generate_series(1000000, 1000004)")

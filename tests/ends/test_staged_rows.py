@@ -201,7 +201,6 @@ def test_a_job_may_leave_out_what_is_refused_and_counts_it(ledger: Any, caplog: 
     assert sink.commit(trial.stage(sink, 1)) == []
     assert len(ledger.rows) == 5
     told = sink.status()
-    assert told is not None
     assert (told.rows, told.refused_rows, told.waiting_rows) == (5, 1, 0)
     assert "sink 'out' of job 'job': the target refused 1 rows: they are left out" in caplog.text
 

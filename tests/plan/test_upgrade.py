@@ -144,7 +144,6 @@ def test_operators_and_states_are_renamed() -> None:
         "state 'totals.kept': kept",
     ]
     migration = found.migrations["totals"]
-    assert migration.stored is not None
     assert migration.stored.uid == "sums"
     assert migration.was == {"amount": "total"}
     assert migration.schemas["amount"].schema_id == 1

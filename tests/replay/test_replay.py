@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.core.errors import ConfigurationError, NotFoundError
+from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError
 from strandline.replay.breaks import Breaks, Condition
 from strandline.replay.recorded import find_recorded
 from strandline.replay.session import EpochReplay, Replay, jobdir_of
@@ -140,6 +140,12 @@ def test_what_cannot_be_replayed_is_refused(
         find_recorded(jobdir_of(job), "7", None, {})
     with pytest.raises(ConfigurationError, match=r"--to 9: the recorded epochs after .* are 3 to 6"):
         find_recorded(jobdir_of(job), "1", 9, {})
+    (record,) = (tmp_path / "ck").rglob("generations/*.failed")
+    whole = record.read_bytes()
+    record.write_bytes(whole[:-1])
+    with pytest.raises(CorruptionError, match=r"(?s)\.failed: holds .* it was cut off.*next step: .* delete it, and a"):
+        find_recorded(jobdir_of(job), "1", None, {})
+    record.write_bytes(whole)
     other = sl.stream(read(spark, tmp_path, "card string, amount long")).key_by("card")
     rows = other.process(Total(), "card string, total bigint", uid="others")
     another = job_of(tmp_path, local_dir, rows.to(sl.sinks.noop()))

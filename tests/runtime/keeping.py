@@ -72,7 +72,6 @@ class Keeping:
 
     def go_back(self) -> None:
         """Restore the newest published checkpoint, as a new keeper does."""
-        assert self.opened is not None
         self.close()
         self.opened.partition.task.store._backend.close()
         self.expected = dict(self.at_checkpoint)

@@ -42,9 +42,6 @@ def test_a_checkpoint_has_the_changes_alone(nursery: Nursery) -> None:
     second = keeper.checkpoint(2, confirmed=1)
     keeper.run([("8", "fill", 500, 0)], confirmed=2)
     third = keeper.checkpoint(3, confirmed=2)
-    assert first.info is not None
-    assert second.info is not None
-    assert third.info is not None
     assert first.info.uploaded_bytes > 1_000_000
     assert second.info.uploaded_bytes < 2_000
     assert third.info.uploaded_bytes < 2_000
@@ -65,7 +62,6 @@ def test_a_keeper_of_any_mode_restores_a_base_and_its_log(nursery: Nursery, mode
     assert answers(following.run([("a", "count", 0, 0), ("b", "count", 0, 0)])[0]) == [("a", "3"), ("b", "2")]
     # All but the log and its MANIFEST is there.
     files = following.checkpoint(3, confirmed=2)
-    assert files.info is not None
     assert bool(set(shared(files.info.files).values()) & set(shared(report.info.files).values())) == (mode != "full")
 
 
@@ -135,7 +131,6 @@ def test_a_failure_at_each_step_of_a_new_base(keeping: Keeping, step: str) -> No
         keeping.run("a", "d")
         info = keeping.take()
         keeping.wait_for_the_base()
-        assert info is not None
         assert not {file.path for file in info.files} & refused
     assert info is not None
     assert len(parts_of(info)) <= 5
@@ -174,7 +169,6 @@ def test_a_checkpoint_that_fails_elsewhere_does_not_upload_the_new_base_again(ke
     keeping.wait_for_the_base()
     keeping.run("a")
     used = keeping.take(published=False)
-    assert used is not None
     assert planned <= {file.path for file in used.files}
     path = keeping.root / "storage" / "job" / max(planned)
     if fault == "lost":
@@ -183,7 +177,6 @@ def test_a_checkpoint_that_fails_elsewhere_does_not_upload_the_new_base_again(ke
         os.truncate(path, path.stat().st_size - 1)
     keeping.run("a")
     again = keeping.take()
-    assert again is not None
     assert planned - {file.path for file in again.files} == ({max(planned)} if fault else set())
     keeping.go_back()
     keeping.run("a", "7")
@@ -195,10 +188,8 @@ def test_small_parts_are_merged(tmp_path: Path) -> None:
     for n in range(150):
         keeping.run("a", str(n % 7))
         info = keeping.take()
-        assert info is not None
         most = max(most, len(parts_of(info)))
         uploads += info.uploaded_bytes if n else 0
-    assert info is not None
     log_bytes = sum(file.size for file in info.files if file.name.endswith(".log"))
     # The base has the first changes; 149 is 2 · 64 + 2 · 8 + 5. Before a merge there are 7 of each kind, and a new one.
     assert len(parts_of(info)) == 9
@@ -214,8 +205,6 @@ def test_a_log_that_lacks_a_part_is_refused(keeping: Keeping) -> None:
     for _ in range(3):
         keeping.run("a")
         keeping.take()
-    assert keeping.restored is not None
-    assert keeping.restored.stored is not None
     (part,) = keeping.restored.stored.partitions
     first, *_ = (file for file in part.files if file.name.endswith(".log"))
     broken = msgspec.structs.replace(part, files=[file for file in part.files if file != first])

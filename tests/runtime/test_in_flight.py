@@ -203,7 +203,6 @@ def test_a_slow_upload_delays_no_later_rows(begin: Callable[..., Life], mode: st
     # The keeper gives up the slow one, and nothing is left of it.
     life.deliver(slow)
     confirmed = life.coordinator.confirmed
-    assert confirmed is not None
     assert stored(life.jobdir) == confirmed.paths() | {f"chk-{fast}/_metadata"}
     # A restore from storage alone has the same bytes.
     life.end()
@@ -232,8 +231,6 @@ def test_the_next_increment_builds_on_the_one_that_was_complete(begin: Callable[
     assert fourth is not None
     assert life.deliver(fourth) == fourth
     of_fourth = life.coordinator.confirmed
-    assert of_third is not None
-    assert of_fourth is not None
     assert of_fourth.paths() & of_third.paths()
     assert of_fourth.uploaded_bytes < of_fourth.total_bytes
     life.tell()
@@ -278,7 +275,6 @@ def test_a_finished_upload_of_a_subsumed_checkpoint_is_reported_and_deleted(begi
     assert slow in life.reported()
     life.coordinator.advance()
     confirmed = life.coordinator.confirmed
-    assert confirmed is not None
     assert stored(life.jobdir) == confirmed.paths() | {f"chk-{fast}/_metadata"}
     life.tell()
     assert life.reported() == []
@@ -345,7 +341,6 @@ def test_a_base_is_uploaded_when_no_older_checkpoint_can_let_go_of_it(begin: Cal
         following = life.opened.snapshots._next_base
         if following is not None and following.is_uploaded:
             beside.update(ref.path for ref in following.files.values())
-            assert confirmed is not None
             assert {ref.path for ref in following.files.values()} <= confirmed.paths() & stored(life.jobdir)
     assert beside
 

@@ -211,7 +211,6 @@ def test_it_ends_with_its_driver_however_that_ends(births: Births) -> None:
         stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     with driver:
-        assert driver.stdout is not None
         births.pids.append(int(driver.stdout.readline()))
         assert len(nurseries(driver.pid)) == 1
         driver.kill()
@@ -219,6 +218,22 @@ def test_it_ends_with_its_driver_however_that_ends(births: Births) -> None:
         eventually(lambda: not nurseries(driver.pid), "the nursery ends")
         assert births.ping(0).pid == births.pids[0]
         os.killpg(driver.pid, signal.SIGKILL)
+
+
+def test_a_driver_that_ends_leaves_no_socket_open(births: Births) -> None:
+    program = """
+        import os, sys
+        from pathlib import Path
+        from strandline.keeper.spawning import NURSERY
+        print(NURSERY.start(sys.argv[2:], Path(sys.argv[1]), dict(os.environ)))
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "always::ResourceWarning", "-c", textwrap.dedent(program), str(births.log(0)),
+         *births.arguments(0)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    births.pids.append(int(done.stdout))
+    assert done.stderr == ""
 
 
 def test_where_there_can_be_none_keepers_are_programs(births: Births, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,7 +129,6 @@ def assert_close(about: int, found: list[int] | None, values: Sequence[int | Non
         return
     distinct = len(set(got.tolist()))
     assert abs(about - distinct) <= (0 if len(got) <= exact_to else 3 * RSD * distinct)
-    assert found is not None
     assert (found[0], found[-1]) == (got[0], got[-1])
     for rank, value in zip(RANKS, found, strict=True):
         # Where a value comes often, any rank of it is right.

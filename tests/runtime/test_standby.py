@@ -236,7 +236,6 @@ def follow(keeper: Keeper, number: int) -> StandbyState:
 def published(keeper: Keeper, report: Report) -> Restore:
     """Publish a checkpoint of a keeper; return what restores it."""
     jobdir = JobDirectory(open_store(keeper.program.store_url), "job")
-    assert report.info is not None
     publish(jobdir, report.checkpoint, report.info.files)
     return restore_of(report, keeper.epoch)
 

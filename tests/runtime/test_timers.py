@@ -68,7 +68,6 @@ class Table:
 
     def write_oldest(self, snapshot: bool) -> None:
         """What the writer thread does."""
-        assert self.backend is not None
         changes, model = self.frozen.popleft()
         if snapshot:
             self.snapshots.append((self.backend.persist({NAME: changes()}, self.place()), model))

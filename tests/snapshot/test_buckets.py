@@ -84,5 +84,4 @@ def test_what_a_job_starts_from(bucket: ObjectStore, clock: ManualClock) -> None
     fork = JobDirectory(Prefix(bucket, "ck"), "fork")
     origin = decide(fork, "s3://me:secret@bucket/ck/job")
     assert (origin.is_own, origin.depends_on) == (False, "s3://bucket/ck/job/chk-1")
-    assert origin.restored is not None
     assert origin.restored.requested == "s3://bucket/ck/job"

@@ -67,8 +67,7 @@ class Origins(RuleBasedStateMachine):
     def _url(self, wanted: str, which: int) -> str | None:
         if wanted == "own" and self.highest:
             return url(self.root / f"ck/job/chk-{which % self.highest + 1}")
-        newest = self.theirs.coordinator.confirmed
-        assert newest is not None
+        newest = self.theirs.confirmed
         places = {
             "first": "first", "second": "second", "job": "ck/theirs", "checkpoint": f"ck/theirs/chk-{newest.checkpoint}"
         }  # fmt: skip
@@ -115,7 +114,6 @@ class Origins(RuleBasedStateMachine):
         found = self.job.origin
         if self.lineage:
             assert found.is_own
-            assert found.manifest is not None
             assert found.manifest.checkpoint == self.lineage[-1]
         else:
             assert found.manifest == self.foreign
@@ -128,7 +126,6 @@ class Origins(RuleBasedStateMachine):
     @precondition(lambda self: self.job is not None)
     @rule(step=st.sampled_from((None, None, *STEPS)))
     def checkpoint(self, step: str | None) -> None:
-        assert self.job is not None
         if step is not None:
             failpoints.arm(step, crash)
         number = self.job.coordinator.next_id
@@ -154,7 +151,6 @@ class Origins(RuleBasedStateMachine):
     @rule(wanted=st.sampled_from(WANTED), which=st.integers(0, 99))
     def replaced_while_publishing(self, wanted: str, which: int) -> None:
         """The worst moment: the checks are passed, the manifest is on its way, and another driver decides meanwhile."""
-        assert self.job is not None
         old, number = self.job, self.job.coordinator.next_id
         failpoints.arm("checkpoint.publish.before", lambda: self.start(wanted, which, None))
         self.clock.advance(1000)

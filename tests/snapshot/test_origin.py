@@ -48,7 +48,6 @@ def crash_in(step: str, tmp_path: Path, clock: ManualClock, wanted: str) -> None
 def test_a_command_that_is_repeated_restores_once(tmp_path: Path, clock: ManualClock, savepoint: str) -> None:
     first = Job(tmp_path, clock, savepoint)
     assert (first.origin.is_new, first.origin.is_own, first.origin.depends_on) == (True, False, savepoint)
-    assert first.origin.manifest is not None
     assert first.epoch == first.origin.manifest.epoch == 70
     again = Job(tmp_path, clock, savepoint, seed=1)
     assert (again.origin.is_new, again.origin.depends_on) == (False, savepoint), "no checkpoint of its own yet"
@@ -56,7 +55,6 @@ def test_a_command_that_is_repeated_restores_once(tmp_path: Path, clock: ManualC
     again.checkpoint()
     third = Job(tmp_path, clock, savepoint, seed=2)
     assert (third.origin.is_own, third.origin.depends_on) == (True, "")
-    assert third.origin.manifest is not None
     assert third.origin.manifest.checkpoint == 1
     for seed in range(3, 9):  # However many generations later.
         latest = Job(tmp_path, clock, savepoint, seed=seed)
@@ -133,7 +131,6 @@ def test_a_damaged_snapshot_takes_the_place_of_nothing(tmp_path: Path, clock: Ma
             rollback(run.jobdir, CheckpointId(1), clock)
         assert tree(tmp_path / "ck/job/generations").keys() == claims
     again = decide(run.jobdir, fsync=False)
-    assert again.manifest is not None
     assert again.manifest.checkpoint == 3
     broken.write_bytes(whole)
     assert Job(tmp_path, clock, url(tmp_path / wanted), seed=3).origin.is_new
@@ -235,8 +232,7 @@ def test_the_life(tmp_path: Path, clock: ManualClock, savepoint: str) -> None:
     foreign = Job(tmp_path, clock, savepoint, seed=2)
     assert foreign.claim.life not in (life, LIFE)
     foreign.checkpoint()
-    assert foreign.coordinator.confirmed is not None
-    assert foreign.coordinator.confirmed.life == foreign.claim.life
+    assert foreign.confirmed.life == foreign.claim.life
     assert Job(tmp_path, clock, savepoint, seed=3).claim.life == foreign.claim.life
     # Known before anything is touched: what sinks have pending is no fork's affair.
     assert decide(run.jobdir, url(tmp_path / "own"), again="x", fsync=False).is_fork
@@ -248,8 +244,7 @@ def test_the_life(tmp_path: Path, clock: ManualClock, savepoint: str) -> None:
 
 def savepoint_of(run: Job, path: Path) -> str:
     """Write what stands for a savepoint of a run's newest checkpoint."""
-    newest = run.coordinator.confirmed
-    assert newest is not None
+    newest = run.confirmed
     write_savepoint(
         path, life=newest.life, epoch=newest.epoch, generation=newest.generation, checkpoint=newest.checkpoint
     )
@@ -289,7 +284,7 @@ def test_a_savepoint_that_the_job_has_gone_back_behind(tmp_path: Path, clock: Ma
     refused(three)
     five = savepoint_of(run, tmp_path / "five")
     run.checkpoint()
-    rollback(run.jobdir, CheckpointId(run.coordinator.confirmed.checkpoint - 2), clock)
+    rollback(run.jobdir, CheckpointId(run.confirmed.checkpoint - 2), clock)
     refused(five)
     refused(three)
     start()
@@ -308,7 +303,6 @@ def test_a_kill_at_each_step(tmp_path: Path, clock: ManualClock, savepoint: str,
     if step == "generation.base.after":
         assert after.origin.depends_on == savepoint
     else:
-        assert after.origin.manifest is not None
         assert (after.origin.is_own, after.origin.manifest.checkpoint) == (True, number), "nothing was decided yet"
     assert Job(tmp_path, clock, savepoint, seed=2).origin.depends_on == savepoint
 
@@ -329,7 +323,6 @@ def test_nothing_of_the_snapshot_is_referenced_or_touched(tmp_path: Path, clock:
     execute(plan(run.jobdir, clock))
     assert tree(tmp_path / "ck/theirs") == before
     shutil.rmtree(tmp_path / "ck/theirs")
-    assert run.coordinator.confirmed is not None
     assert_restorable(run.jobdir, run.coordinator.confirmed)
 
 
@@ -367,7 +360,6 @@ class TestOwnCheckpoints:
             assert rollback(run.jobdir, CheckpointId(2), clock) == 2
         after = Job(tmp_path, clock, wanted, seed=1, config=every_epoch(retain=4))
         assert after.origin.is_own
-        assert after.origin.manifest is not None
         assert after.origin.manifest.checkpoint == 2
         assert not any(one.lost for one in after.choice.skipped), "they were passed over on purpose"
         assert after.claim.life == run.claim.life
@@ -380,7 +372,6 @@ class TestOwnCheckpoints:
         assert [s.checkpoint for s in summaries(run.jobdir)] == [5, 2, 1]
         assert_restorable(run.jobdir, read_catalog(run.jobdir).live[CheckpointId(2)])
         again = Job(tmp_path, clock, wanted, seed=2)
-        assert again.origin.manifest is not None
         assert again.origin.manifest.checkpoint == 5, "the same command goes on"
 
     def test_a_rollback_is_no_new_command(self, tmp_path: Path, clock: ManualClock, savepoint: str) -> None:
@@ -391,7 +382,6 @@ class TestOwnCheckpoints:
         rollback(run.jobdir, CheckpointId(1), clock)
         again = decide(run.jobdir, savepoint, fsync=False)
         assert again.is_own
-        assert again.manifest is not None
         assert again.manifest.checkpoint == 1
 
     def test_damaged_ones_that_were_left_behind_do_not_stop_a_collection(
@@ -475,7 +465,6 @@ class TestDamagedRecords:
             decide(run.jobdir, savepoint, fsync=False)
         assert "without a snapshot" in caught.value.hint
         origin = decide(run.jobdir, fsync=False)
-        assert origin.manifest is not None
         assert origin.manifest.checkpoint == number
 
     def test_a_copy_without_its_record_decides_nothing(
@@ -499,7 +488,6 @@ def test_a_checkpoint_of_another_job_cannot_be_claimed(tmp_path: Path, clock: Ma
 def test_the_record(tmp_path: Path, clock: ManualClock, savepoint: str) -> None:
     Job(tmp_path, clock, savepoint)
     record = BASE.decode((tmp_path / "ck/job/generations/1.base").read_bytes(), "")
-    assert record.foreign is not None
     assert (record.checkpoint, record.foreign.url, record.foreign.kind) == (None, savepoint, "savepoint")
     assert (record.foreign.job, record.foreign.checkpoint, record.foreign.generation) == ("other", 9, 4)
     assert record.foreign.life == LIFE != record.life

@@ -262,11 +262,9 @@ def test_processes_whose_driver_was_killed_leave_nothing_on_this_machine(job: Jo
         (scratch.parent / LOCK).touch()
         (scratch / "fetched").touch()
         process = subprocess.Popen([sys.executable, "-c", f"{stuck}; export.main()"], stdin=subprocess.PIPE)
-        assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(msgspec.structs.replace(part, scratch=str(scratch))) + b"\n")
         begun.append(process)
     for process in begun:
-        assert process.stdin is not None
         process.stdin.close()
         assert process.wait(30) == 1
     assert not (tmp_path / "savepoint-1").exists()
@@ -283,8 +281,6 @@ def test_what_a_killed_export_leaves_is_removed_by_the_next(job: Job, tmp_path: 
     process = subprocess.Popen(
         [sys.executable, "-c", stuck, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    assert process.stdin is not None
-    assert process.stdout is not None
     asked = (job.manifest(), place(tmp_path / "storage", "job"), place(tmp_path, "killed"), form)
     process.stdin.write(msgspec.msgpack.encode(asked))
     process.stdin.close()

@@ -166,7 +166,6 @@ class Rig:
     # -- what breaks
 
     def driver_killed(self) -> None:
-        assert self._driver is not None
         self._driver.kill()
         self._driver.wait()
         self.start()
@@ -174,7 +173,6 @@ class Rig:
     def driver_stopped_as_if_dead(self) -> None:
         """Another driver takes over, and the first one wakes in the middle of what it did."""
         older = self._driver
-        assert older is not None
         older.send_signal(signal.SIGSTOP)
         self.start()
         time.sleep(self.rng.uniform(8, 20))
@@ -239,7 +237,6 @@ class Rig:
             wanted = len(self.producer.users)
             assert time.monotonic() - since < _PATIENCE_S, f"{reached} of {wanted} rows, and no more: {self.status()}"
         (self.root / "stop").touch()
-        assert self._driver is not None
         assert self._driver.wait(180) == 0, (self.root / "driver.log").read_text()[-3000:]
 
     def stay_alive(self) -> None:

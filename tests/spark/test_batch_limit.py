@@ -43,7 +43,6 @@ def limit_of_job(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for _ in batches:
         pass
     context = TaskContext.get()
-    assert context is not None
     yield pa.RecordBatch.from_pydict({"limit": [str(context.getLocalProperty(_LIMIT))]})
 
 

@@ -28,7 +28,6 @@ def test_a_worker_that_spark_needs_no_more_ends_without_a_word(local_dir: Path) 
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **told},
     )  # fmt: skip
     try:
-        assert daemon.stdout is not None
         (length,) = struct.unpack(">i", daemon.stdout.read(4))
         path = daemon.stdout.read(length).decode()
         with socket.socket(socket.AF_UNIX) as spark:

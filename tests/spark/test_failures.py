@@ -246,7 +246,6 @@ def test_no_file_and_no_status_has_what_events_hold(
     assert "operator 'count': on_event of Asking raised ValueError" in status.last_failure
     assert "test_failures.py, line" in status.last_failure
     log = spark_log()
-    assert log is not None
     assert "PythonException" in log.read_text()
     files = [path for path in case.local_dir.rglob("*") if path.is_file()]
     assert any("on_event of Asking raised ValueError" in path.read_text() for path in files if path.suffix == ".log")

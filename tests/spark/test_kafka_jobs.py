@@ -40,12 +40,7 @@ pytestmark = pytest.mark.spark
 @pytest.fixture(scope="module")
 def with_kafka(spark: Any, kafka: Kafka) -> Any:
     """The session, with Spark's connector."""
-    try:
-        jars = kafkaserver.connector()
-    except kafkaserver.UnavailableServerError as error:
-        pytest.skip(str(error))
-    for jar in jars:
-        spark.sql(f"ADD JAR '{jar}'")
+    kafkaserver.add_jars(spark, kafkaserver.connector)
     return spark
 
 
@@ -327,12 +322,7 @@ def test_the_page(with_kafka: Any, kafka: Kafka, tmp_path: Path) -> None:
 
 
 def test_avro_as_the_page_has_it(with_kafka: Any, kafka: Kafka) -> None:
-    try:
-        jars = kafkaserver.avro()
-    except kafkaserver.UnavailableServerError as error:
-        pytest.skip(str(error))
-    for jar in jars:
-        with_kafka.sql(f"ADD JAR '{jar}'")
+    kafkaserver.add_jars(with_kafka, kafkaserver.avro)
     record = b"\x08card\x54"
     values = pa.array([record, b"\0\0\0\0\7" + record, b"\xff"])
     rows = with_kafka.createDataFrame(pa.table({"value": values, "at": [1, 2, 3]}))

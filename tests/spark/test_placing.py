@@ -71,7 +71,6 @@ def test_partitions_are_placed_on_given_hosts_and_work_there(spark: Any) -> None
     assert sorted(row[0] for row in made.partitions.collect()) == [0, 1, 2]
     assert made.hosts == [here] * 3
     present = made.remaining_partitions(lost=())
-    assert present is not None
     assert sorted(row[0] for row in present.collect()) == [0, 1, 2]
     assert made.remaining_partitions(lost={exchange.executor_of(place) for place in made.places}) is None
     session = spark.newSession()

@@ -59,7 +59,6 @@ def test_a_job_is_looked_at_and_stopped_from_outside(spark: Any, case: Case) -> 
         taken = call(driver, CHECKPOINT, TakeCheckpoint(60))
         assert taken in run.checkpoints()
         (out,) = taken.sinks
-        assert taken.phases is not None
         assert taken.phases.waits_ms > 0, "the rows' epoch was over"
         assert sum(astuple(taken.phases)) + out.shown_ms == pytest.approx(out.age_ms, abs=0.01)
         assert small.rows_of(sink) == small.counted(["ann", "bob"])

@@ -45,6 +45,12 @@ def test_the_jvm_has_file_names_in_utf8(
     assert {name: os.environ[name] for name in ("LC_ALL", "LC_CTYPE", "LANG") if name in os.environ} == given
 
 
+def test_what_a_killed_jvm_leaves_goes_with_the_tests(spark: Any) -> None:
+    directory = Path(spark._jvm.System.getProperty("java.io.tmpdir"))
+    assert directory.name.startswith("jvm-")
+    assert any(directory.glob("blockmgr-*"))
+
+
 def test_what_the_user_says_counts(spark: Any) -> None:
     # So the tests' session was made.
     assert spark.conf.get("spark.sql.streaming.pollingDelay") == "40ms"

@@ -14,15 +14,18 @@ import pytest
 
 import strandline as sl
 from strandline.cli.metrics import Machine
+from strandline.control import journal
 from strandline.control.events import (
     AttemptBegin,
     CheckpointEnd,
     InterruptionEnd,
     KeeperReplacement,
+    RunKilled,
     SavepointEnd,
     StateChange,
     read_events,
 )
+from strandline.control.journal import JournalEntry
 from strandline.keeper.paths import Places
 from strandline.telemetry.metrics import METRICS
 from strandline.telemetry.prometheus import exposition
@@ -141,6 +144,11 @@ def test_a_restart_is_seen_in_metrics_spans_events_and_lineage(spark: Any, case:
 def test_a_keeper_that_is_replaced_alone_is_counted_and_a_savepoint_is_an_event(spark: Any, case: Case) -> None:
     case.short = True
     case.add(2)
+    places = Places(case.local_dir, (case.root / "ck").as_uri(), "pipeline")
+    places.make()
+    journal.write(places, JournalEntry(
+        job="pipeline", directory=places.store_url, pid=7, born="1", since_ms=1, state="restarting", at_ms=2
+    ))  # fmt: skip
     telemetry = sl.Telemetry(prometheus=0)
     with case.job(spark, checkpoints=case.checkpoints(local_log=True), telemetry=telemetry).start(spark) as run:
         settle(run)
@@ -158,7 +166,10 @@ def test_a_keeper_that_is_replaced_alone_is_counted_and_a_savepoint_is_an_event(
         assert after("strandline_operator_parallelism", operator="profile") == 3
         assert len(after.all("strandline_partition_state_bytes", operator="profile")) == 3
         assert after("strandline_rows_total") == len(case.events)
-    events = read_events(Places(case.local_dir, (case.root / "ck").as_uri(), "pipeline").event_log)
+    events = read_events(places.event_log)
+    # The driver before, which could not say it itself; a rescale says it no second time.
+    assert events[0] == RunKilled(killed_pid=7, began_ms=1, last_state="restarting", last_state_ms=2)
+    assert not [event for event in events[1:] if isinstance(event, RunKilled)]
     replaced = next(event for event in events if isinstance(event, KeeperReplacement))
     assert replaced.operator == "profile"
     (savepoint,) = (event for event in events if isinstance(event, SavepointEnd))

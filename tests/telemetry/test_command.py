@@ -139,7 +139,6 @@ def test_it_serves_and_sends_until_a_signal(serve: Serve, local_dir: Path, numbe
         with subprocess.Popen(
             command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
-            assert process.stdout is not None
             address = process.stdout.readline().strip()
             assert address.startswith("http://127.0.0.1:")
             with urllib.request.urlopen(address, timeout=20) as answer:

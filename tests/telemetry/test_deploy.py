@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import yaml
 
 from strandline.telemetry.figures import JOB_STATES
 from strandline.telemetry.metrics import JOB_LABELS, METRICS
+from tests import promtool
 from tests.telemetry.asking import Scrape, figures_of
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -119,22 +119,26 @@ def test_the_documentation_says_what_to_do_about_each_alert() -> None:
         assert {"summary", "description"} == set(rule["annotations"])
 
 
+@pytest.fixture(scope="module")
+def tool() -> str:
+    try:
+        return promtool.program()
+    except promtool.UnavailableToolError as error:
+        pytest.skip(str(error))
+
+
 @pytest.mark.parametrize("command", [("check", "rules", "alerts.yml"), ("test", "rules", "alerts_test.yml")])
-def test_prometheus_takes_the_rules_and_they_fire_when_they_must(command: tuple[str, ...]) -> None:
-    if (promtool := shutil.which("promtool")) is None:
-        pytest.skip("there is no promtool, which comes with Prometheus")
-    done = subprocess.run([promtool, *command], cwd=DEPLOY / "prometheus", capture_output=True, text=True)
+def test_prometheus_takes_the_rules_and_they_fire_when_they_must(tool: str, command: tuple[str, ...]) -> None:
+    done = subprocess.run([tool, *command], cwd=DEPLOY / "prometheus", capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_prometheus_takes_the_boards_expressions(tmp_path: Path) -> None:
-    if (promtool := shutil.which("promtool")) is None:
-        pytest.skip("there is no promtool, which comes with Prometheus")
+def test_prometheus_takes_the_boards_expressions(tool: str, tmp_path: Path) -> None:
     rules = [
         {"record": f"board:{number}", "expr": expression.replace("$__rate_interval", "5m")}
         for number, (_, expression, _) in enumerate(of_board())
     ]
     path = tmp_path / "board.yml"
     path.write_text(yaml.safe_dump({"groups": [{"name": "board", "rules": rules}]}))
-    done = subprocess.run([promtool, "check", "rules", str(path)], capture_output=True, text=True)
+    done = subprocess.run([tool, "check", "rules", str(path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

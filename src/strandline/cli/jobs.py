@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from strandline.cli.output import Table, print_json, say, with_times
+from strandline.cli.output import Table, print_json, print_result, say, with_times
 from strandline.cli.progress import progress_bar
 from strandline.cli.status_view import ended_as_data, ended_text, parallelism_text, print_status, state_text
 from strandline.cli.stores import AsJson, LocalDir, root_of
@@ -139,13 +139,11 @@ def checkpoint(
     timeout_s = None if timeout is None else parse_duration_ms(timeout, "--timeout") / 1000
     driver = find_driver(root_of(local_dir), job, directory)
     stats = call_with_progress(driver, CHECKPOINT, TakeCheckpoint(timeout_s))
-    if json:
-        print_json(asdict(stats))
-    else:
-        print(
-            f"checkpoint {stats.checkpoint} is complete: epoch {stats.epoch}, {size_text(stats.total_bytes)}, "
-            f"{size_text(stats.uploaded_bytes)} of them new, in {duration_text(stats.end_to_end_ms or 0)}"
-        )
+    text = (
+        f"checkpoint {stats.checkpoint} is complete: epoch {stats.epoch}, {size_text(stats.total_bytes)}, "
+        f"{size_text(stats.uploaded_bytes)} of them new, in {duration_text(stats.end_to_end_ms or 0)}"
+    )
+    print_result(asdict(stats), text, json=json)
 
 
 Native = Annotated[
@@ -172,13 +170,11 @@ def savepoint(
     timeout_s = None if timeout is None else parse_duration_ms(timeout, "--timeout") / 1000
     driver = find_driver(root_of(local_dir), job, directory)
     result = call_with_progress(driver, SAVEPOINT, TakeSavepoint(_absolute(url), _form(native), timeout_s))
-    if json:
-        print_json(asdict(result))
-    else:
-        print(
-            f"savepoint {result.url} is complete: checkpoint {result.checkpoint}, epoch {result.epoch}, "
-            f"{size_text(result.total_bytes)}, in {duration_text(result.duration_ms)}"
-        )
+    text = (
+        f"savepoint {result.url} is complete: checkpoint {result.checkpoint}, epoch {result.epoch}, "
+        f"{size_text(result.total_bytes)}, in {duration_text(result.duration_ms)}"
+    )
+    print_result(asdict(result), text, json=json)
 
 
 def _form(native: bool) -> str:
@@ -213,10 +209,8 @@ def rescale(
     timeout_s = parse_duration_ms(timeout, "--timeout") / 1000
     driver = find_driver(root_of(local_dir), job, directory)
     now = call_with_progress(driver, RESCALE, Rescale(target, timeout_s))
-    if json:
-        print_json(asdict(now))
-    else:
-        print(f"job '{job}' goes on with parallelism {parallelism_text(now)}, from checkpoint {now.restored_from}")
+    text = f"job '{job}' goes on with parallelism {parallelism_text(now)}, from checkpoint {now.restored_from}"
+    print_result(asdict(now), text, json=json)
 
 
 def _parse_parallelism(arguments: Sequence[str]) -> int | dict[str, int]:
@@ -265,10 +259,8 @@ def stop(
     to = None if savepoint is None else _absolute(savepoint)
     arguments = Stop(checkpoint=checkpoint, savepoint=to, drain=drain, form=_form(native), timeout_s=timeout_s)
     ended = call_with_progress(driver, STOP, arguments)
-    if json:
-        print_json(msgspec.to_builtins(ended))
-    else:
-        print(f"job '{job}' is drained, and has ended" if drain else f"job '{job}' has ended: {ended.state}")
+    text = f"job '{job}' is drained, and has ended" if drain else f"job '{job}' has ended: {ended.state}"
+    print_result(msgspec.to_builtins(ended), text, json=json)
 
 
 def call_with_progress(driver: Driver, command: Command[Any, Any], arguments: msgspec.Struct) -> Any:

@@ -30,7 +30,7 @@ from strandline.cli import (
     upgrades,
     warming,
 )
-from strandline.cli.output import print_json, say
+from strandline.cli.output import print_result, say
 from strandline.core.errors import StrandlineError
 from strandline.core.version import VERSION
 
@@ -121,10 +121,7 @@ def _options(
 def version(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
     """Print the versions of Strandline and of its packages."""
     versions = doctor.versions()
-    if json:
-        print_json(versions)
-    else:
-        print(" ".join(f"{name} {number}" for name, number in versions.items()))
+    print_result(versions, " ".join(f"{name} {number}" for name, number in versions.items()), json=json)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import typer
 
 from strandline.api.telemetry import Telemetry
 from strandline.cli.output import say
-from strandline.cli.stores import JobsOrDirectories, LocalDir, StorageOptions, parse_options, root_of
+from strandline.cli.stores import JobsOrDirectories, LocalDir, StorageOptions, jobs_of
 from strandline.control.client import call
 from strandline.control.commands import RECENT, STATUS, NoArguments
 from strandline.control.journal import ENDED
@@ -64,16 +64,13 @@ def metrics(
     It serves running, stopped and dead jobs until Ctrl-C, on this machine only, unless --host says otherwise.
     """  # fmt: skip
     from strandline.telemetry.metrics import as_markdown
-    from strandline.ui.jobs import Jobs
 
     if names:
         print(as_markdown(), end="")
         return
     interval_s = Telemetry(otlp=otlp, every=every).interval_s
-    jobs = Jobs(root_of(local_dir), tuple(what or ()), parse_options(option))
     # A directory that is not there is an error now, and not in Prometheus.
-    jobs.all()
-    machine = Machine(jobs, partitions)
+    machine = Machine(jobs_of(what, local_dir, option), partitions)
     try:
         from strandline.telemetry.otlp import Collector
         from strandline.telemetry.prometheus import MetricsServer, exposition

@@ -108,6 +108,14 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
+def print_result(data: Any, text: str, *, json: bool) -> None:
+    """Print what a command has done: as JSON, or as text."""
+    if json:
+        print_json(data)
+    else:
+        print(text)
+
+
 def with_times(data: Any) -> Any:
     """Return data with each time in ms, such as `created_ms`, also in ISO 8601 with an offset, as `created_at`."""
     if isinstance(data, Mapping):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from strandline.cli.jobs import OfDirectory, call_with_progress
-from strandline.cli.output import print_json
+from strandline.cli.output import print_result
 from strandline.cli.stores import AsJson, LocalDir, StorageOptions, job_directory, root_of
 from strandline.control.client import find_driver, is_directory
 from strandline.control.commands import ROLLBACK, Rollback
@@ -57,10 +57,8 @@ def rollback(
     else:
         call_with_progress(driver, ROLLBACK, Rollback(number, timeout_s))
         result = {"job": job, "checkpoint": number, "running": True}
-    if json:
-        print_json(result)
-    else:
-        print(f"job '{job}' goes on from checkpoint {number}{'' if result['running'] else ' when it starts next'}")
+    when = "" if result["running"] else " when it starts next"
+    print_result(result, f"job '{job}' goes on from checkpoint {number}{when}", json=json)
 
 
 def _number(text: str) -> CheckpointId:

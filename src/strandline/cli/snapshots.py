@@ -12,7 +12,7 @@ import typer
 from strandline.checkpoint import gc
 from strandline.checkpoint.check import Problem, SnapshotSummary, VerifyReport
 from strandline.checkpoint.folder import Folder, folder_at
-from strandline.cli.output import Table, print_json, say, with_times
+from strandline.cli.output import Table, print_json, print_result, say, with_times
 from strandline.cli.progress import ByteCounter, progress_bar
 from strandline.cli.stores import AsJson, StorageOptions, job_directory, no_job_error, parse_options, snapshot_url
 from strandline.control.wire import ProgressMessage
@@ -233,12 +233,9 @@ def copy(
         else:
             copied = _copy_files(source, folder_at(place))
             url += "" if source.kind == "savepoint" else f"/chk-{source.manifest.checkpoint}"
-    if json:
-        print_json({"url": url, "form": form or source.manifest.savepoint or source.manifest.mode, **asdict(copied)})
-    else:
-        sent = f"{copied.sent_files} files, {size_text(copied.sent_bytes)}"
-        whole = f"{copied.files} files, {size_text(copied.bytes)}"
-        print(f"{url}: {whole}; sent: {sent if copied.sent_files else 'none, all were there'}")
+    sent = f"{copied.sent_files} files, {size_text(copied.sent_bytes)}" if copied.sent_files else "none, all were there"
+    data = {"url": url, "form": form or source.manifest.savepoint or source.manifest.mode, **asdict(copied)}
+    print_result(data, f"{url}: {copied.files} files, {size_text(copied.bytes)}; sent: {sent}", json=json)
 
 
 @app.command("diff")
@@ -300,11 +297,9 @@ def delete(
     target = find_deletable(snapshot, options) if dry_run else delete_snapshot(snapshot, options)
     files = target.manifest.stored()
     size_bytes = sum(file.size for file in files)
-    if json:
-        print_json({"url": target.url, "files": len(files), "bytes": size_bytes, "dry_run": dry_run})
-    else:
-        done = "nothing was deleted, this was a dry run; it has" if dry_run else "deleted:"
-        print(f"{target.url}: {done} {len(files)} files, {size_text(size_bytes)}")
+    done = "nothing was deleted, this was a dry run; it has" if dry_run else "deleted:"
+    data = {"url": target.url, "files": len(files), "bytes": size_bytes, "dry_run": dry_run}
+    print_result(data, f"{target.url}: {done} {len(files)} files, {size_text(size_bytes)}", json=json)
 
 
 @app.command("gc")
@@ -336,12 +331,12 @@ def gc_(
             f"than {grace} or than the newest checkpoint; live checkpoints: {', '.join(map(str, plan.live)) or 'none'}"
         )
     deleted = 0 if dry_run else gc.execute(plan)
-    if json:
-        figures = {"total_bytes": plan.total_bytes, "too_young": plan.too_young, "live": plan.live}
-        garbage = [asdict(item) for item in plan.garbage]
-        print_json({"job": job, "garbage": garbage, **figures, "dry_run": dry_run, "deleted": deleted})
-    else:
-        print("nothing was deleted: this was a dry run" if dry_run else f"{deleted} objects deleted")
+    data = {
+        "job": job, "garbage": [asdict(item) for item in plan.garbage], "total_bytes": plan.total_bytes,
+        "too_young": plan.too_young, "live": plan.live, "dry_run": dry_run, "deleted": deleted,
+    }  # fmt: skip
+    done = "nothing was deleted: this was a dry run" if dry_run else f"{deleted} objects deleted"
+    print_result(data, done, json=json)
 
 
 def _part(sample: str | None) -> float:

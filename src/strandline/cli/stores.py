@@ -15,6 +15,7 @@ from strandline.checkpoint.jobdir import GENERATIONS, JobDirectory
 from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError
 from strandline.core.settings import default_local_dir
 from strandline.snapshot.opening.snapshot import METADATA, job_paths, open_folder
+from strandline.ui.jobs import Jobs
 
 StorageOptions = Annotated[
     list[str] | None,
@@ -43,6 +44,21 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON only: one objec
 def root_of(local_dir: Path | None) -> Path:
     """Return the directory of drivers and keepers: `local_dir`, or the default."""
     return (local_dir or default_local_dir()).absolute()
+
+
+def jobs_of(what: Sequence[str] | None, local_dir: Path | None, option: Sequence[str] | None) -> Jobs:
+    """Return the jobs with these names and in these directories, or all of this machine; each must be there."""
+    jobs = Jobs(root_of(local_dir), tuple(what or ()), parse_options(option))
+    known = {job.name for job in jobs.all()}
+    if missing := [name for name in jobs.names if name not in known]:
+        there = sorted({job.name for job in Jobs(jobs.local_dir).all()})
+        raise NotFoundError(
+            f"{', '.join(missing)}: there is no such job on this machine, with the local_dir {jobs.local_dir}",
+            hint=f"the jobs there are: {', '.join(there)}; a directory of checkpoints has a slash, as in ./{missing[0]}"
+            if there
+            else "give the job's Settings.local_dir with --local-dir; a job is there from its first start on",
+        )
+    return jobs
 
 
 def parse_options(options: Sequence[str] | None) -> dict[str, str]:

@@ -16,10 +16,10 @@ import typer
 from strandline.cli.jobs import request_status, running_jobs
 from strandline.cli.keyboard import keys
 from strandline.cli.output import console
-from strandline.cli.stores import LocalDir, StorageOptions, parse_options, root_of
+from strandline.cli.stores import LocalDir, StorageOptions, jobs_of
 from strandline.cli.topview import Look, Place, render
 from strandline.control.figures import Figures, FigureSeries, ask
-from strandline.core.errors import NotFoundError, StrandlineError
+from strandline.core.errors import StrandlineError
 from strandline.ui.jobs import Job, Jobs
 from strandline.ui.past import read_past
 
@@ -53,14 +53,8 @@ def top(
     operator, enter shows its partitions, escape goes back. Of several jobs, it shows a list first. Where standard
     output is no terminal, and with --once, it prints the figures once, with the rates of one epoch.
     """
-    jobs = Jobs(root_of(local_dir), (what,) if what else (), parse_options(option))
+    jobs = jobs_of((what,) if what else (), local_dir, option)
     known = jobs.all()
-    if what and not known:
-        raise NotFoundError(
-            f"{what}: there is no such job on this machine, and no directory with checkpoints",
-            hint="`strandline jobs --all` shows the jobs of this machine; give the job's Settings.local_dir with "
-            "--local-dir",
-        )
     place = Place(known[0].id) if len(known) == 1 else Place()
     screen = console()
     if once or not screen.is_terminal or screen.is_dumb_terminal:

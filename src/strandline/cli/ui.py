@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from strandline.cli.output import say
-from strandline.cli.stores import JobsOrDirectories, LocalDir, StorageOptions, parse_options, root_of
+from strandline.cli.stores import JobsOrDirectories, LocalDir, StorageOptions, jobs_of
 from strandline.core.errors import ConfigurationError
 
 _PORT = 8740
@@ -32,7 +32,6 @@ def ui(
     try:
         from strandline.ui.app import Page
         from strandline.ui.browse import Browser
-        from strandline.ui.jobs import Jobs
         from strandline.ui.server import serve
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
@@ -41,13 +40,11 @@ def ui(
         raise ConfigurationError(
             f"`strandline ui` needs {missing}, which is not installed", hint="pip install 'strandline[ui]'"
         ) from None
-    options = parse_options(option)
-    jobs = Jobs(root_of(local_dir), tuple(what or ()), options)
     # A directory that is not there is an error now, and not in the browser.
-    jobs.all()
+    jobs = jobs_of(what, local_dir, option)
 
     def announce(address: str) -> None:
         print(address, flush=True)
         say("strandline: the page is at this address until Ctrl-C; who has it may do all that the page does")
 
-    serve(Page(jobs, Browser(options, values == "shown"), read_only), port, announce)
+    serve(Page(jobs, Browser(jobs.options, values == "shown"), read_only), port, announce)

@@ -30,6 +30,17 @@ class StateChange(msgspec.Struct, frozen=True, kw_only=True, tag="state", tag_fi
     """The reason of the last failure, if there was one."""
 
 
+class RunKilled(msgspec.Struct, frozen=True, kw_only=True, tag="killed", tag_field="event"):
+    """The driver before this one was killed, or its machine was lost. The next start of the job writes it, once."""
+
+    killed_pid: int
+    began_ms: int
+    """In Unix time, as the others."""
+    last_state: State
+    last_state_ms: int
+    """Since when it was in that state."""
+
+
 class AttemptBegin(msgspec.Struct, frozen=True, kw_only=True, tag="begin", tag_field="event"):
     """The job works, after a start, a restart or a rescale."""
 
@@ -115,7 +126,7 @@ class SavepointEnd(msgspec.Struct, frozen=True, kw_only=True, tag="savepoint", t
     duration_ms: int
 
 
-Event = StateChange | AttemptBegin | CheckpointEnd | InterruptionEnd | KeeperReplacement | SavepointEnd
+Event = StateChange | RunKilled | AttemptBegin | CheckpointEnd | InterruptionEnd | KeeperReplacement | SavepointEnd
 
 
 @dataclass

@@ -45,11 +45,12 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
         return "" if self.born and process_start(self.pid) == self.born else "killed"
 
 
-def write(places: Places, record: JournalEntry) -> None:
-    """Replace the job's record, unless a later run is at work. Errors of the file system are ignored."""
+def write(places: Places, record: JournalEntry) -> JournalEntry | None:
+    """Replace the job's record, unless a later run is at work, and return it. Errors of the file system are ignored."""
     path = places.driver_record
-    if any(other.since_ms > record.since_ms and not other.fate for other in _read(path)):
-        return
+    before = next(iter(_read(path)), None)
+    if before is not None and before.since_ms > record.since_ms and not before.fate:
+        return None
     hidden = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         hidden.write_bytes(msgspec.json.encode(record))
@@ -58,6 +59,8 @@ def write(places: Places, record: JournalEntry) -> None:
     except OSError:
         with contextlib.suppress(OSError):
             hidden.unlink(missing_ok=True)
+        return None
+    return before
 
 
 def records(local_dir: Path, job: str | None = None) -> list[JournalEntry]:

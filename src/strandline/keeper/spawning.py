@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import shlex
@@ -71,6 +72,9 @@ class Nursery:
             if self._channel is not None and self._start_key == key and (pid := self._request_start(request)):
                 return pid
             # There is no nursery, or it has ended.
+            if self._start_key is None:
+                # Python reports sockets that it finds open at its end.
+                atexit.register(self._close)
             self._open(log, environment)
             self._start_key = key
             return self._request_start(request)

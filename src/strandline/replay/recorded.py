@@ -9,11 +9,11 @@ from msgspec import structs
 
 from strandline.checkpoint.catalog import Catalog, read_catalog
 from strandline.checkpoint.folder import Folder
-from strandline.checkpoint.jobdir import GENERATIONS, JobDirectory, failed_generation, manifest_path
+from strandline.checkpoint.jobdir import GENERATIONS, JobDirectory, failed_generation, failed_path, manifest_path
 from strandline.checkpoint.restore import choose
 from strandline.checkpoint.source_log import read_source
 from strandline.checkpoint.start import Start, load_start, start_files
-from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError
+from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError, StrandlineError
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.epochs import FAILED_RUN, EpochRecord, FailedRun, unpack_epochs
 from strandline.format.manifest import Manifest
@@ -147,7 +147,11 @@ def _newest_failure(jobdir: JobDirectory, catalog: Catalog) -> FailedRun | None:
     newest = max((manifest.generation for manifest in catalog.live.values()), default=0)
     if not generations or max(generations) < newest:
         return None
-    return jobdir.read(f"generations/{max(generations)}.failed", FAILED_RUN.decode)
+    try:
+        return jobdir.read(failed_path(max(generations)), FAILED_RUN.decode)
+    except CorruptionError as error:
+        hint = "nothing else reads this file: delete it, and a replay goes up to the job's last checkpoint"
+        raise CorruptionError(error.message, hint=error.hint or hint) from error
 
 
 def _origin(jobdir: JobDirectory, catalog: Catalog, failure: FailedRun | None, start: str) -> Origin:

@@ -58,7 +58,7 @@ class Jobs:
 
     def __post_init__(self) -> None:
         self._directories = [each for each in self.wanted if is_directory(each)]
-        self._names = [each for each in self.wanted if not is_directory(each)]
+        self.names = [each for each in self.wanted if not is_directory(each)]
         self._lock = threading.Lock()
         self._newest: tuple[float, list[Job]] | None = None
         self._in_storage: tuple[float, list[Job]] | None = None
@@ -95,7 +95,7 @@ class Jobs:
         return sorted(jobs.values(), key=lambda job: (job.driver is None, job.name, job.url))
 
     def _is_wanted(self, job: Job, in_storage: Mapping[str, Job]) -> bool:
-        return not self.wanted or job.name in self._names or job.url in in_storage
+        return not self.wanted or job.name in self.names or job.url in in_storage
 
     def _in_directories(self) -> list[Job]:
         if self._in_storage is None or time.monotonic() - self._in_storage[0] > _LIST_S:

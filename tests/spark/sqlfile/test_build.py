@@ -185,16 +185,25 @@ def test_changes_of_a_job_add_up_to_what_a_preview_answers(place: Place) -> None
         assert rows
 
 
-@pytest.mark.parametrize("kind", ["job", "preview"])
-def test_an_error_of_a_query_is_at_its_place_in_the_file(place: Place, kind: str) -> None:
-    views = "CREATE VIEW v AS\n  SELECT id,\n    shopp FROM orders;\n"
-    attempts: dict[str, Callable[[], object]] = {
-        "job": lambda: Build(place.program(views), place.spark).relation("v"),
-        "preview": lambda: place.preview(views, "SELECT * FROM v"),
-    }
-    with pytest.raises(ConfigurationError) as caught:
-        attempts[kind]()
-    first, line, caret, *_ = caught.value.message.splitlines()
+@pytest.fixture(params=["job", "preview"])
+def refused(place: Place, request: pytest.FixtureRequest) -> Callable[[str, str], StrandlineError]:
+    """A function that returns the error for a text with a relation of a name."""
+
+    def refuse(text: str, name: str) -> StrandlineError:
+        attempts: dict[str, Callable[[], object]] = {
+            "job": lambda: Build(place.program(text), place.spark).relation(name),
+            "preview": lambda: place.preview(text, f"SELECT * FROM {name}"),
+        }
+        with pytest.raises(StrandlineError) as caught:
+            attempts[request.param]()
+        return caught.value
+
+    return refuse
+
+
+def test_an_error_of_a_query_is_at_its_place_in_the_file(refused: Callable[[str, str], StrandlineError]) -> None:
+    error = refused("CREATE VIEW v AS\n  SELECT id,\n    shopp FROM orders;\n", "v")
+    first, line, caret, *_ = error.message.splitlines()
     assert first.startswith("totals.sql, line 4, column 5: the query is refused by Spark: ")
     assert (line.strip(), line[caret.index("^") :]) == ("shopp FROM orders;", "shopp FROM orders;")
 
@@ -249,46 +258,25 @@ def test_rows_that_change_are_refused_by_a_sink_without_a_key(place: Place) -> N
     assert "CHANGES OF" in caught.value.hint
 
 
-def test_a_directory_that_is_not_there(place: Place) -> None:
-    missing = "CREATE STREAM other (id INT) USING files OPTIONS (path '@/nowhere');"
-    for attempt in (
-        lambda: Build(place.program(missing), place.spark).relation("other"),
-        lambda: place.preview(missing, "SELECT * FROM other"),
-    ):
-        with pytest.raises(StrandlineError, match=r"nowhere") as caught:
-            attempt()
-        assert "CREATE STREAM other (id INT)" in caught.value.message
+def test_a_directory_that_is_not_there(refused: Callable[[str, str], StrandlineError]) -> None:
+    error = refused("CREATE STREAM other (id INT) USING files OPTIONS (path '@/nowhere');", "other")
+    assert "nowhere" in str(error)
+    assert "CREATE STREAM other (id INT)" in error.message
 
 
-@pytest.mark.parametrize("kind", ["job", "preview"])
-def test_delta_without_its_jar(place: Place, kind: str) -> None:
-    text = "CREATE STREAM d (PRIMARY KEY (id)) USING delta OPTIONS (path '@/table');"
-    attempts: dict[str, Callable[[], object]] = {
-        "job": lambda: Build(place.program(text), place.spark).relation("d"),
-        "preview": lambda: place.preview(text, "SELECT * FROM d"),
-    }
-    with pytest.raises(ConfigurationError) as caught:
-        attempts[kind]()
-    assert "Failed to find the data source: delta" in caught.value.message
-    assert caught.value.hint.startswith("load Delta's jar: SET spark.jars.packages")
-    assert len(str(caught.value).splitlines()) == 4
-
-
-def load_connector(spark: Any) -> None:
-    """Give a session Spark's connector for Kafka, or skip."""
-    try:
-        jars = kafkaserver.connector()
-    except kafkaserver.UnavailableServerError as error:
-        pytest.skip(str(error))
-    for jar in jars:
-        spark.sql(f"ADD JAR '{jar}'")
+def test_delta_without_its_jar(refused: Callable[[str, str], StrandlineError]) -> None:
+    error = refused("CREATE STREAM d (PRIMARY KEY (id)) USING delta OPTIONS (path '@/table');", "d")
+    assert isinstance(error, ConfigurationError)
+    assert "Failed to find the data source: delta" in error.message
+    assert error.hint.startswith("load Delta's jar: SET spark.jars.packages")
+    assert len(str(error).splitlines()) == 4
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.long
 def test_messages_of_kafka(place: Place, kafka: Kafka) -> None:
     """JSON in columns, of which malformed ones become dead letters; and raw messages."""
-    load_connector(place.spark)
+    kafkaserver.add_jars(place.spark, kafkaserver.connector)
     topic = kafka.create("sqlfile")
     rows = [json.dumps({"id": 1, "day": "24.12.2026"}), "no json", json.dumps({"id": 2, "day": None})]
     kafka.put(topic, [("k", row) for row in rows])
@@ -320,7 +308,7 @@ def test_messages_of_kafka(place: Place, kafka: Kafka) -> None:
 @pytest.mark.long
 def test_topics_by_key_in_and_out(place: Place, kafka: Kafka) -> None:
     """A message without a value deletes the row of its key; rows that are gone from a view become such messages."""
-    load_connector(place.spark)
+    kafkaserver.add_jars(place.spark, kafkaserver.connector)
     people, cities = kafka.create("people"), kafka.create("cities", cleanup_policy="compact")
     servers = f"servers '{kafka.servers}'"
     text = (

@@ -43,7 +43,6 @@ def arguments(text: str, **environment: str) -> dict[str, Any]:
     """Return the arguments of a program's last declaration."""
     program = read(text, **environment)
     entry = program.entry(program.names[-1])
-    assert entry is not None
     return entry.arguments
 
 

@@ -24,7 +24,7 @@ from strandline.checkpoint.history import CheckpointStats
 from strandline.control import journal
 from strandline.control.announcements import tell, tell_always
 from strandline.control.driverlog import DriverLog
-from strandline.control.events import AttemptBegin, InterruptionEnd, StateChange
+from strandline.control.events import AttemptBegin, InterruptionEnd, RunKilled, StateChange
 from strandline.control.recent import EpochStats, Interruption
 from strandline.control.server import ControlServer
 from strandline.control.status import State, Totals
@@ -401,11 +401,15 @@ class Supervisor:
         """Enter a state, and write it to the journal, for readers after the end of this process."""
         self.state = state
         b, pid = self.blueprint, os.getpid()
-        journal.write(b.places, journal.JournalEntry(
+        before = journal.write(b.places, journal.JournalEntry(
             job=b.name, directory=b.jobdir.store.url, pid=pid, born=journal.process_start(pid),
             since_ms=self.since_ms, state=state, at_ms=b.clock.now_ms(),
             failure=self.last_failure, failure_ms=self.last_failure_ms,
         ))  # fmt: skip
+        if before is not None and before.fate == "killed":
+            b.events.write(RunKilled(
+                killed_pid=before.pid, began_ms=before.since_ms, last_state=before.state, last_state_ms=before.at_ms
+            ))  # fmt: skip
         b.events.write(StateChange(state=state, failure=self.last_failure))
 
     def _report_begin(self, attempt: Attempt) -> None:

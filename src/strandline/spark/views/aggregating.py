@@ -12,7 +12,7 @@ from strandline.runtime.rowlayout import ROWS
 from strandline.spark.views.catalyst import Attribute, Expression, Plan, id_of, kind_of, unaliased
 from strandline.spark.views.keys import KEY, is_key, key_of
 from strandline.spark.views.meaning import short
-from strandline.spark.views.operators import Operators, hash_of, kept_for, names_of, parts_of, struct_of
+from strandline.spark.views.operators import Operators, hash_of, kept_for, made_of, names_of, struct_of
 from strandline.spark.views.recomputed import computed_anew
 from strandline.spark.views.relations import FOR_EVER, Part, Relation, Rows
 from strandline.spark.views.sums import SumPlanner
@@ -106,19 +106,11 @@ def _summed(
     stored, step = sums.finish(ops, key, groups)
     output = catalyst.items(plan.output())
     appends = child.appends and not sums.columns and bool(groups)
-    return Relation(
-        node,
-        (KEY, *stored),
-        (key, *stored.values()),
-        tuple(output),
-        ops.results_of(output, results, child, groups_meaning),
-        groups_meaning,
-        steps=(step,),
-        appends=appends,
-        ttl_ms=child.ttl_ms,
-        leaves=child.leaves,
-        parts=parts_of(child, part=part, appends=appends),
-    )
+    columns = ops.results_of(output, results, child, groups_meaning)
+    return made_of(
+        child, node=node, names=(KEY, *stored), attributes=(key, *stored.values()), output=output, columns=columns,
+        meaning=groups_meaning, part=part, appends=appends, steps=(step,),
+    )  # fmt: skip
 
 
 def _distinct(

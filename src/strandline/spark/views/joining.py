@@ -11,7 +11,7 @@ from strandline.runtime.operators.views.joins import PAIRED, How, Joining
 from strandline.spark.views.catalyst import Attribute, Expression, id_of, kind_of
 from strandline.spark.views.meaning import short
 from strandline.spark.views.nearjoins import near_join, ttl_join
-from strandline.spark.views.operators import Operators, columns_of, hash_of, kept_for, leaves_of, parts_of, ttl_of
+from strandline.spark.views.operators import Operators, columns_of, hash_of, kept_for, made_of, ttl_of
 from strandline.spark.views.pairs import Inputs, keeps_alone, keyed, paired, with_rest
 from strandline.spark.views.relations import Part, Relation
 
@@ -74,20 +74,11 @@ def join(
     node, names, part = ops.once(meaning, make, left, right)
     part = kept_for(node, part, ttl_of(left, right))
     appends = left.appends and right.appends and how in ("inner", "semi")
-    return Relation(
-        node,
-        names,
-        tuple(output),
-        tuple(output),
-        _columns(left, right, output, meaning) if how == "inner" else columns_of(output, meaning),
-        meaning,
-        appends=appends,
-        unique=_unique_pairs(how, inputs),
-        is_netted=True,
-        ttl_ms=ttl_of(left, right),
-        leaves=leaves_of(left, right),
-        parts=parts_of(left, right, part=part, appends=appends),
-    )
+    return made_of(
+        left, right, node=node, names=names, output=output, meaning=meaning, part=part, appends=appends,
+        columns=_columns(left, right, output, meaning) if how == "inner" else None,
+        unique=_unique_pairs(how, inputs), is_netted=True,
+    )  # fmt: skip
 
 
 def _columns(left: Relation, right: Relation, output: Sequence[Attribute], meaning: str) -> Mapping[int, str]:

@@ -16,7 +16,7 @@ from strandline.spark.views.catalyst import Attribute, Catalyst, Expression
 from strandline.spark.views.intervals import duration
 from strandline.spark.views.keys import KEY
 from strandline.spark.views.meaning import short
-from strandline.spark.views.operators import ONE, YOUNGER, Operators, columns_of, hash_of, leaves_of, parts_of, ttl_of
+from strandline.spark.views.operators import ONE, YOUNGER, Operators, hash_of, made_of
 from strandline.spark.views.pairs import Inputs, keeps_alone, keyed, paired, with_rest
 from strandline.spark.views.relations import Part, Relation, Rows, unlike
 from strandline.spark.views.times import Bound, Moved, TimeReader, of_result
@@ -149,21 +149,11 @@ def _joined(join: _Near, how: How, exists: Attribute | None = None, *, null_safe
 
     node, names, part = ops.once(meaning, make, left, right)
     appends = final or how in ("inner", "semi")
-    return Relation(
-        node,
-        names,
-        tuple(output),
-        tuple(output),
-        columns_of(output, meaning),
-        meaning,
-        appends=appends,
-        unique=None if is_paired else left.unique,
-        hidden=ops.hidden_of(node.columns.hidden),
+    return made_of(
+        left, right, node=node, names=names, output=output, meaning=meaning, part=part, appends=appends,
+        unique=None if is_paired else left.unique, hidden=ops.hidden_of(node.columns.hidden),
         times={} if near.by_clock else _times(join, is_paired=is_paired),
-        ttl_ms=ttl_of(left, right),
-        leaves=leaves_of(left, right),
-        parts=parts_of(left, right, part=part, appends=appends),
-    )
+    )  # fmt: skip
 
 
 def timed_rows(

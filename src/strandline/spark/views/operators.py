@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -218,6 +218,27 @@ def parts_of(*above: Relation, part: Part | None = None, appends: bool = True) -
 
 def leaves_of(*above: Relation) -> frozenset[tuple[str, Node]]:
     return frozenset().union(*(relation.leaves for relation in above))
+
+
+def made_of(
+    *above: Relation,
+    node: Node,
+    names: Sequence[str],
+    output: Sequence[Attribute],
+    meaning: str,
+    appends: bool,
+    part: Part | None = None,
+    attributes: Sequence[Attribute] | None = None,
+    columns: Mapping[int, str] | None = None,
+    **more: Any,
+) -> Relation:
+    """Return the rows that a node makes of others. It has the columns `output`, without `attributes`."""
+    fields = {"ttl_ms": ttl_of(*above), "parts": parts_of(*above, part=part, appends=appends), **more}
+    return Relation(
+        node, tuple(names), tuple(output if attributes is None else attributes), tuple(output),
+        columns_of(output, meaning) if columns is None else columns, meaning, appends=appends, leaves=leaves_of(*above),
+        **fields,
+    )  # fmt: skip
 
 
 def names_of(columns: Sequence[Expression]) -> str:

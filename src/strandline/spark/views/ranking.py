@@ -10,14 +10,7 @@ from strandline.runtime.operators.views.top import Numbering, Order, Top
 from strandline.spark.views.catalyst import Attribute, Expression, Plan, id_of, kind_of, unaliased
 from strandline.spark.views.keys import KEY, is_key, key_of
 from strandline.spark.views.meaning import short
-from strandline.spark.views.operators import (
-    Operators,
-    hash_of,
-    kept_for,
-    names_of,
-    parts_of,
-    struct_of,
-)
+from strandline.spark.views.operators import Operators, hash_of, kept_for, made_of, names_of, struct_of
 from strandline.spark.views.relations import FOR_EVER, Part, Relation, Rows, unlike
 
 _NUMBERINGS: dict[str, Numbering] = {"RowNumber": "row_number", "Rank": "rank", "DenseRank": "dense_rank"}
@@ -95,9 +88,9 @@ def top(
     if unique is None and numbering == "row_number" and all(kind_of(key) == "AttributeReference" for key in keys):
         numbered = () if count == 1 else (id_of(number),)
         unique = frozenset({*numbered, *map(id_of, keys)})
-    first = Relation(
-        node, names, (*child.output, number), (*child.output, number), columns, meaning, appends=False, unique=unique,
-        is_netted=True, ttl_ms=child.ttl_ms, leaves=child.leaves, parts=parts_of(child, part=part, appends=False),
+    first = made_of(
+        child, node=node, names=names, output=(*child.output, number), columns=columns, meaning=meaning, part=part,
+        appends=False, unique=unique, is_netted=True,
     )  # fmt: skip
     if count != 1:
         return first

@@ -10,7 +10,16 @@ from strandline.runtime.operators.views.recomputing import Collecting, Comparing
 from strandline.spark.views.catalyst import Attribute, Expression, Plan, id_of, kind_of, unaliased
 from strandline.spark.views.keys import KEY, key_of
 from strandline.spark.views.meaning import short
-from strandline.spark.views.operators import Operators, columns_of, hash_of, kept_for, names_of, parts_of, struct_of
+from strandline.spark.views.operators import (
+    Operators,
+    columns_of,
+    hash_of,
+    kept_for,
+    made_of,
+    names_of,
+    parts_of,
+    struct_of,
+)
 from strandline.spark.views.relations import Part, Relation, Static, once
 from strandline.types.datatypes import StructType
 
@@ -142,18 +151,12 @@ def _recomputed(
     part = kept_for(node, part, ttl_ms)
     key_id = catalyst.new_id()
     key = catalyst.attribute(node.columns.ddl_of(KEY), KEY, key_id)
-    rows = Relation(
-        node,
-        (KEY, *names[: len(child.output)]),
-        (key, *child.output),
-        once(output),
-        columns_of([*child.output, *output], meaning),
-        short(f"computed({meaning})"),
-        steps=(lambda plan: fragment(plan, key),),
-        ttl_ms=ttl_ms,
-        leaves=child.leaves,
-        parts=parts_of(child, part=part, appends=False),
-    )
+    rows = made_of(
+        child, node=node, names=(KEY, *names[: len(child.output)]), attributes=(key, *child.output),
+        output=once(output), columns=columns_of([*child.output, *output], meaning), appends=True,
+        meaning=short(f"computed({meaning})"), parts=parts_of(child, part=part, appends=False),
+        steps=(lambda plan: fragment(plan, key),), ttl_ms=ttl_ms,
+    )  # fmt: skip
     return _compared(ops, rows, [key], meaning, what, f"results-{hash_of(collected)[:6]}")
 
 
@@ -178,16 +181,7 @@ def _compared(
 
     node, names, part = ops.once(short(f"results {meaning}"), make, rows)
     part = kept_for(node, part, rows.ttl_ms)
-    return Relation(
-        node,
-        names[: len(rows.output)],
-        rows.output,
-        rows.output,
-        columns_of(rows.output, meaning),
-        meaning,
-        appends=False,
+    return made_of(
+        rows, node=node, names=names[: len(rows.output)], output=rows.output, meaning=meaning, part=part, appends=False,
         is_netted=True,
-        ttl_ms=rows.ttl_ms,
-        leaves=rows.leaves,
-        parts=parts_of(rows, part=part, appends=False),
-    )
+    )  # fmt: skip

@@ -11,7 +11,7 @@ from strandline.spark.views.catalyst import Plan, kind_of
 from strandline.spark.views.keys import KEY, join_key_of
 from strandline.spark.views.meaning import short
 from strandline.spark.views.nearjoins import timed_rows
-from strandline.spark.views.operators import Operators, columns_of, hash_of, leaves_of, parts_of, struct_of
+from strandline.spark.views.operators import Operators, hash_of, made_of, struct_of
 from strandline.spark.views.pairs import paired
 from strandline.spark.views.relations import Part, Relation
 from strandline.spark.views.rewriting import Edits, Piece
@@ -56,21 +56,11 @@ def as_of_join(ops: Operators, plan: Plan, left: Relation, right: Relation) -> R
         return operator, pairs.read, Part(operator.uid, f"{how} join as of {texts[0]}", keeps, "", bound=bound)
 
     node, names, part = ops.once(meaning, make, left, right)
-    return Relation(
-        node,
-        names,
-        tuple(output),
-        tuple(output),
-        columns_of(output, meaning),
-        meaning,
-        appends=final,
-        unique=left.unique,
-        hidden=ops.hidden_of(node.columns.hidden),
+    return made_of(
+        left, right, node=node, names=names, output=output, meaning=meaning, part=part, appends=final,
+        unique=left.unique, hidden=ops.hidden_of(node.columns.hidden), ttl_ms=left.ttl_ms,
         times=of_result(left.times, left.output, max(0, known_lags[1] - known_lags[0])),
-        ttl_ms=left.ttl_ms,
-        leaves=leaves_of(left, right),
-        parts=parts_of(left, right, part=part, appends=final),
-    )
+    )  # fmt: skip
 
 
 # -- FOR SYSTEM_TIME AS OF o.at

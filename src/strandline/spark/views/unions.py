@@ -8,7 +8,7 @@ from strandline.plan.graph import Node
 from strandline.plan.unions import union
 from strandline.spark.views.catalyst import Attribute, Expression
 from strandline.spark.views.meaning import short
-from strandline.spark.views.operators import ONE, Operators, columns_of, leaves_of, parts_of, ttl_of
+from strandline.spark.views.operators import ONE, Operators, made_of
 from strandline.spark.views.relations import Relation, Rows, once, unlike
 
 
@@ -30,16 +30,9 @@ def united(
             nodes.append(Rows(ops.catalyst, rows, tuple(pairs)).node())
         return union(nodes[0], nodes[1:]), names, None
 
-    node, names, _ = ops.once(meaning, make, *(rows for rows, _ in parts))
-    return Relation(
-        node,
-        names[: len(output)],
-        tuple(output),
-        once(output),
-        columns_of(output, meaning),
-        meaning,
-        appends=all(rows.appends for rows, _ in parts),
-        ttl_ms=ttl_of(*(rows for rows, _ in parts)),
-        leaves=leaves_of(*(rows for rows, _ in parts)),
-        parts=parts_of(*(rows for rows, _ in parts)),
-    )
+    relations = [rows for rows, _ in parts]
+    node, names, _ = ops.once(meaning, make, *relations)
+    return made_of(
+        *relations, node=node, names=names[: len(output)], attributes=output, output=once(output), meaning=meaning,
+        appends=all(rows.appends for rows in relations),
+    )  # fmt: skip

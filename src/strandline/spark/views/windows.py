@@ -16,7 +16,7 @@ from strandline.runtime.operators.windows.operator import Rules
 from strandline.spark.views.catalyst import Attribute, Expression, Plan, id_of, kind_of, unaliased
 from strandline.spark.views.keys import KEY, is_key, key_of
 from strandline.spark.views.meaning import short
-from strandline.spark.views.operators import Operators, hash_of, leaves_of, names_of, parts_of
+from strandline.spark.views.operators import Operators, hash_of, made_of, names_of
 from strandline.spark.views.relations import Part, Relation, Rows
 from strandline.spark.views.sums import SumPlanner
 from strandline.spark.views.times import TimeReader
@@ -94,22 +94,13 @@ def closed_windows(
     times = {(id_of(cut.window), 1): 0}
     if not isinstance(cut.kind, Session):
         times = {(id_of(cut.window), 0): cut.kind.size_us - 1, (id_of(cut.window), 1): -1}
-    return Relation(
-        node,
-        (KEY, WINDOW_START, WINDOW_END, *stored),
-        (key, start, end, *stored.values()),
-        tuple(output),
-        ops.results_of(output, results, child, groups_meaning),
-        groups_meaning,
-        steps=(step,),
-        appends=True,
-        hidden=hidden,
-        ttl_ms=child.ttl_ms,
-        times=TimeReader(catalyst).projected(results, times),
+    return made_of(
+        rows, node=node, names=(KEY, WINDOW_START, WINDOW_END, *stored),
+        attributes=(key, start, end, *stored.values()), output=output,
+        columns=ops.results_of(output, results, child, groups_meaning), meaning=groups_meaning, part=part, appends=True,
+        steps=(step,), hidden=hidden, ttl_ms=child.ttl_ms, times=TimeReader(catalyst).projected(results, times),
         weighted=False,
-        leaves=leaves_of(rows),
-        parts=parts_of(rows, part=part),
-    )
+    )  # fmt: skip
 
 
 def _cut_of(ops: Operators, plan: Plan, child: Relation, groups: Sequence[Attribute]) -> _Cut | None:
