@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -258,21 +259,38 @@ def test_what_cannot_be_explained(job: sl.Job, tmp_path: Path) -> None:
         explain(job, "large", "card = 'c'")
 
 
-def test_the_command(spark: Any, strandline: Command, tmp_path: Path, local_dir: Path) -> None:
+def test_the_command(
+    spark: Any, strandline: Command, tmp_path: Path, local_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, args = tmp_path / "app.py", ["--", tmp_path, local_dir]
+    app.write_text(PROGRAM)
+    monkeypatch.setattr(sys, "argv", [str(app), str(tmp_path), str(local_dir)])
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(app), raising=False)
+    monkeypatch.chdir(tmp_path)
     run = totals(spark, tmp_path, local_dir, Total()).start(spark)
     for number in range(3):
         write(tmp_path / "in", f"{number}.json", [{"card": f"c{n}", "amount": n + number} for n in range(3)])
         run.process_all_available()
         run.checkpoint()
     run.stop()
-    app, args = tmp_path / "app.py", ["--", tmp_path, local_dir]
-    app.write_text(PROGRAM)
     result = strandline("why", app, "rows", "card = 'c2' and total = 5", *args)
     assert result.code == 0, result.stderr
+    # The job's name is enough: its program and its arguments are known.
+    assert strandline("why", "replayed", "rows", "card = 'c2' and total = 5", "--local-dir", local_dir).stdout == (
+        result.stdout
+    )
+    assert (
+        "what it comes of\n"
+        "  epoch 2, operator 'totals' (Total), key 'c2', on_event Record(card='c2', amount=3)\n"
+        "    state {'total': 2, 'seen': [2]} to {'total': 5, 'seen': [2, 3]}\n"
+        "    gave {'card': 'c2', 'total': 5}\n"
+        "    epoch 2, source: {'card': 'c2', 'amount': 3}\n"
+    ) in result.stdout
     assert "  by    on_event Record(card='c2', amount=3)" in result.stdout
     assert "  from  {'total': 2, 'seen': [2]}\n  to    {'total': 5, 'seen': [2, 3]}\n" in result.stdout
     result = strandline("why", app, "rows", "card = 'c2'", "--from", "1", "--json", *args)
     (data,) = result.json
+    assert [each["row"] for each in data["causes"][0]["causes"]] == [{"card": "c2", "amount": 3}]
     assert (data["row"], data["matches"], data["epoch"]) == ({"card": "c2", "total": 5}, 2, 2)
     assert json.dumps(data["history"][0]["event"]) == '{"card": "c2", "amount": 3}'
     result = strandline("why", app, "rows", "total = 2", "--from", "1", *args)

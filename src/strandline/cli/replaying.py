@@ -234,9 +234,9 @@ def history(
     Of a job that was started on this machine, its name is enough: its program runs with the arguments of that start.
     The epochs between the job's checkpoints run again; begin with an older one by --from.
     """
+    chosen = job_named(program, args, job, root_of(local_dir), directory)
     from strandline.replay.history import history_of
 
-    chosen = job_named(program, args, job, root_of(local_dir), directory)
     count = 0
     for change in history_of(chosen, _recorded(chosen, start, to), state, key):
         count += 1
@@ -285,9 +285,9 @@ def why(
     The recorded epochs run again, and the first row for which CONDITION is true is explained, as in `strandline why
     app.py rows "card = 'c1' and total > 100"`. Exit code 1 if no recorded epoch gives such a row.
     """
+    chosen = job_named(program, args, job, root_of(local_dir), directory)
     from strandline.replay.why import explain_row, explain_since_oldest
 
-    chosen = job_named(program, args, job, root_of(local_dir), directory)
     if start or to is not None:
         recorded = _recorded(chosen, start, to)
         explanation = explain_row(chosen, recorded, sink, condition)
@@ -473,12 +473,12 @@ def job_of(program: Path, args: list[str], name: str) -> Job:
     jobs = collector.jobs
     if len(jobs) != 1 and not name:
         raise ConfigurationError(
-            f"{program}: the program makes {len(jobs)} jobs{': ' if jobs else ''}{', '.join(sorted(jobs))}",
+            f"the program makes {f'{len(jobs)} jobs: ' + ', '.join(sorted(jobs)) if jobs else 'no job'}",
             hint="name one with --job" if jobs else "it must come to its Job(…) without waiting for one",
         )
     if name and name not in jobs:
         raise ConfigurationError(
-            f"{program}: the program makes no job '{name}'", hint=f"its jobs are {', '.join(sorted(jobs)) or 'none'}"
+            f"the program makes no job '{name}'", hint=f"its jobs are {', '.join(sorted(jobs)) or 'none'}"
         )
     return jobs[name] if name else next(iter(jobs.values()))
 

@@ -127,21 +127,21 @@ class ReplayRun:
         """The session of the steps that Spark computes behind operators, with settings of its own."""
         return clone_session(self.plan.sources.session)
 
-    def rows_of(self, node: Node, given: Mapping[Node, Rows], record: EpochRecord) -> Rows:
+    def rows_of(self, node: Node, inputs: Mapping[Node, Rows], record: EpochRecord) -> Rows:
         """Return the rows of a node that come of some rows of the sources and operators above it."""
-        if node in given:
-            return given[node]
+        if node in inputs:
+            return inputs[node]
         if is_sparks(node):
             self.steps.prepare(self.session)
-            return to_rows(node, self._frame_of(node, given, record))
-        parents = [self.rows_of(parent, given, record) for parent in node.parents]
+            return to_rows(node, self._frame_of(node, inputs, record))
+        parents = [self.rows_of(parent, inputs, record) for parent in node.parents]
         return self._evaluate(node, parents, record, _times_of(record))
 
-    def _frame_of(self, node: Node, given: Mapping[Node, Rows], record: EpochRecord) -> DataFrame:
+    def _frame_of(self, node: Node, inputs: Mapping[Node, Rows], record: EpochRecord) -> DataFrame:
         """Return the rows of a node as a DataFrame: steps of Spark in a row are one job."""
-        if node in given or not is_sparks(node):
-            return to_frame(node, self.rows_of(node, given, record), self.session)
-        return self.steps.frame(node, [self._frame_of(parent, given, record) for parent in node.parents], record)
+        if node in inputs or not is_sparks(node):
+            return to_frame(node, self.rows_of(node, inputs, record), self.session)
+        return self.steps.frame(node, [self._frame_of(parent, inputs, record) for parent in node.parents], record)
 
     def run_alone(self, node: OperatorNode, rows: Rows, record: EpochRecord) -> Rows:
         """Return what an operator gives for some rows of an epoch, which is forgotten."""

@@ -81,7 +81,7 @@ class Origins:
         """
         if isinstance(node, SourceNode | OperatorNode):
             return node, row
-        given = {start: self._rows(start) for start in _starts(node)}
+        inputs = {start: self._rows(start) for start in _starts(node)}
         (wanted,) = plain_rows(node, row)
         text = repr(wanted)
 
@@ -90,17 +90,17 @@ class Origins:
                 return False
             some = {
                 start: rows.take(pa.array([at for of, at in places if of is start], pa.int64()))
-                for start, rows in given.items()
+                for start, rows in inputs.items()
             }
             rows = self.replay.run.rows_of(node, some, self.record)
             return any(repr(each) == text for each in plain_rows(node, rows))
 
-        alike = [place for start, rows in given.items() for place in _alike(start, rows, wanted)][:1]
+        alike = [place for start, rows in inputs.items() for place in _alike(start, rows, wanted)][:1]
         if alike and comes(alike):
             start, at = alike[0]
         else:
-            start, at = only_one([(start, at) for start, rows in given.items() for at in range(rows.num_rows)], comes)
-        return start, given[start].slice(at, 1)
+            start, at = only_one([(start, at) for start, rows in inputs.items() for at in range(rows.num_rows)], comes)
+        return start, inputs[start].slice(at, 1)
 
     def _rows(self, start: Node) -> Rows:
         if isinstance(start, OperatorNode):

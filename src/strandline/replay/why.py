@@ -248,9 +248,9 @@ class _Memory:
         if setter is None:
             cause.notes.append("its timer was set before the first epoch that is run: it is in the first state")
             return []
-        found = Cause("operator", cause.name, setter.epoch, None, cause.function, cause.key, setter)
-        cause.causes.append(found)
-        return [_Link(setter.epoch, found, self.operator.node, call=setter.made_by)]
+        call = Cause("operator", cause.name, setter.epoch, None, cause.function, cause.key, setter)
+        cause.causes.append(call)
+        return [_Link(setter.epoch, call, self.operator.node, call=setter.made_by)]
 
 
 def _setter_of(timer: Call, setters: Sequence[Change]) -> Change | None:
@@ -324,7 +324,7 @@ class _Chain:
 
     def find(self, matching: _Matching, sink: str) -> Explanation | None:
         """Return the first row that matches, followed within its epoch."""
-        found, matches, breaks = None, 0, Breaks(None)
+        explanation, matches, breaks = None, 0, Breaks(None)
         with self._replay(self._recorded, breaks) as replay:
             for record in self._recorded.epochs:
                 rows = replay.rows(record)
@@ -334,17 +334,17 @@ class _Chain:
                     break
                 places = matching.places(output.sinks[sink])
                 matches += len(places)
-                if places and found is None:
+                if places and explanation is None:
                     row = output.nodes[matching.node].slice(places[0], 1)
                     plain = output.sinks[sink].slice(places[0], 1).to_pylist()[0]
                     cause = Cause("sink", sink, record.epoch, plain)
                     if (equal := [repr(each) for each in output.sinks[sink].to_pylist()].count(repr(plain))) > 1:
                         cause.notes.append(f"{equal} equal rows are in this epoch: this is about one of them")
-                    found = Explanation(sink, plain, record.epoch, record.now_us, record.watermark_us, cause)
+                    explanation = Explanation(sink, plain, record.epoch, record.now_us, record.watermark_us, cause)
                     self._links.append(_Link(record.epoch, cause, matching.node, row))
                     self._follow_within(replay, breaks, record, rows, output)
                 replay.run.commit()
-        return None if found is None else replace(found, matches=matches)
+        return None if explanation is None else replace(explanation, matches=matches)
 
     def follow(self) -> None:
         """Follow all that operators remember of earlier epochs, and what that comes of."""
