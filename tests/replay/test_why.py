@@ -230,7 +230,7 @@ def test_a_chain_of_operators_back_to_both_sources(spark: Any, tmp_path: Path, l
     assert (found.key, found.read, len(found.causes)) == ("a", 1, 1)
     assert "which of its key's rows in this epoch gave this one is not known" in found.notes[0]
     # A join: the rows of both sides that it has put together.
-    found = last_of(explain(job, "joined", "card = 'a' and amount = 20 and small = 3"))
+    found = last_of(explain(job, "joined", "card = 'a' and amount = 20 and r_small = 3"))
     (left,) = [each for each in found.causes if each.kind == "operator"]
     (right,) = [each for each in found.causes if each.kind == "source"]
     assert (found.read, left.name, right.row) == (
