@@ -94,6 +94,9 @@ def test_a_program_that_starts_no_job(process: Command, tmp_path: Path) -> None:
     assert (found.code, found.stdout) == (1, "")
     assert found.stderr.startswith("['in', '--restore']\nerror: ")
     assert "the program makes no job\n  next step: " in found.stderr
+    found = process("test", program, "--from", "1")
+    assert found.code == 2
+    assert found.stderr.startswith(f"[]\nerror: {program}: the program makes no job\n  next step: ")
     program.write_text("raise SystemExit(3)")
     assert process("check-upgrade", program, "--restore", "/ck").code == 3
     assert process("check-upgrade", program).code == 2

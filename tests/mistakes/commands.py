@@ -141,6 +141,13 @@ MISTAKES = [
     command("a plan for what does not run", f"plan visits {LOCAL}", "no driver of job 'visits'", "as ./visits"),
     command("a plan of one checkpoint", "plan {}/ck", "how much of its state changes", "--changes 5MB", job=True),
     command("a program that is not there", "run {}/app.py", "app.py"),
+    command(
+        "the cause of a row of a job that was never here",
+        f"why visits rows true {LOCAL}",
+        "'visits' is no file, and no job of this name was started on this machine",
+        "give the job's program, APP.PY or FILE.SQL, or its local_dir with --local-dir",
+    ),
+    command("the cause of a row of no program", "why {}/app.py rows true", "app.py: there is no such program"),
     asked(
         "tables of nowhere in Python", lambda at: sl.state.tables(at / "nowhere"), "expected a directory", "next step:"
     ),

@@ -89,8 +89,11 @@ def make(spark: Any, tmp_path: Path, local_dir: Path) -> Callable[..., sl.Job]:
 
 
 def trial(job: sl.Job, folder: Path, start: str = "1", **options: Any) -> TrialResult:
-    recorded = recorded_for(job, start, {}, epochs="files" not in options)
-    return run_trial(job, recorded, TrialOptions(**options), folder)
+    recorded, progress = recorded_for(job, start, {}, epochs="files" not in options), list[tuple[int, int]]()
+    result = run_trial(job, recorded, TrialOptions(**options), folder, lambda *counts: progress.append(counts))
+    total = len(progress) if result.failed is None else progress[-1][1]
+    assert progress == [(done, total) for done in range(len(progress))]
+    return result
 
 
 def both(tmp_path: Path, one: sl.Job, other: sl.Job, start: str = "1", **options: Any) -> Outcome:

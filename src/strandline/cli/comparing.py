@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from strandline.cli.output import Table, json_text, print_json, say
+from strandline.cli.progress import progress_bar
 from strandline.cli.replaying import Arguments, JobName
 from strandline.cli.stores import AsJson, StorageOptions, parse_options
 from strandline.core.errors import ConfigurationError, StrandlineError
@@ -150,7 +151,8 @@ def _compare(
         ]  # fmt: skip
         with Scratch("trial") as scratch:
             folders = [scratch / str(number) for number in range(len(orders))]
-            results = run_orders(orders, folders)
+            with progress_bar() as report:
+                results = run_orders(orders, folders, report)
             errors = {order.program: each.error for order, each in zip(orders, results, strict=True) if each.error}
             if errors:
                 _refuse(errors, as_json=as_json)

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from strandline.cli.driver import prepare
+from strandline.cli.jobs import OfDirectory
 from strandline.cli.output import json_text, print_json, say
-from strandline.cli.stores import AsJson
+from strandline.cli.stores import AsJson, LocalDir, root_of
 from strandline.cli.upgrades import run_until_job
-from strandline.core.errors import ConfigurationError
+from strandline.control.client import is_directory
+from strandline.control.journal import records
+from strandline.core.errors import ConfigurationError, NotFoundError
 from strandline.core.times import as_datetime
 
 if TYPE_CHECKING:
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from strandline.replay.history import Change
     from strandline.replay.recorded import Recorded
     from strandline.replay.session import EpochReplay, Replay
-    from strandline.replay.why import Explanation
+    from strandline.replay.why import Cause, Explanation
     from strandline.spark.job.job import Job
 
 _BUNDLE = ".zip"
@@ -34,6 +37,9 @@ Program = Annotated[
     typer.Argument(
         metavar="PROGRAM", exists=True, dir_okay=False, readable=True, help="The job's program, APP.PY or FILE.SQL."
     ),
+]
+ProgramOrJob = Annotated[
+    str, typer.Argument(metavar="PROGRAM|JOB", help="The job's program, APP.PY or FILE.SQL, or the job's name.")
 ]
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="[-- ARGS]...", help="Its arguments, behind a `--`.")]
 Start = Annotated[
@@ -210,7 +216,7 @@ def bundle(
 
 
 def history(
-    program: Program,
+    program: ProgramOrJob,
     state: Annotated[
         str, typer.Argument(metavar="STATE", help="UID.STATE, STATE alone, or UID of a built-in operator.")
     ],
@@ -219,15 +225,18 @@ def history(
     start: Start = "",
     to: To = None,
     job: JobName = "",
+    directory: OfDirectory = None,
+    local_dir: LocalDir = None,
     json: AsJson = False,
 ) -> None:
     """Show each change of a key's state and the event behind it.
 
+    Of a job that was started on this machine, its name is enough: its program runs with the arguments of that start.
     The epochs between the job's checkpoints run again; begin with an older one by --from.
     """
+    chosen = job_named(program, args, job, root_of(local_dir), directory)
     from strandline.replay.history import history_of
 
-    chosen = job_of(program, args or [], job)
     count = 0
     for change in history_of(chosen, _recorded(chosen, start, to), state, key):
         count += 1
@@ -250,7 +259,7 @@ def _print_change(change: Change) -> None:
 
 
 def why(
-    program: Program,
+    program: ProgramOrJob,
     sink: Annotated[str, typer.Argument(metavar="SINK", help="The sink's name.")],
     condition: Annotated[str, typer.Argument(metavar="CONDITION", help="An SQL condition on its columns.")],
     args: Arguments = None,
@@ -266,16 +275,19 @@ def why(
     to: To = None,
     calls: Annotated[int, typer.Option(metavar="N", min=1, help="Show the last calls of the key, so many.")] = 20,
     job: JobName = "",
+    directory: OfDirectory = None,
+    local_dir: LocalDir = None,
     json: AsJson = False,
 ) -> None:
-    """Explain an output row by its key's events, timers and state.
+    """Explain an output row by the events, timers and state behind it, back to the sources.
 
+    Of a job that was started on this machine, its name is enough: its program runs with the arguments of that start.
     The recorded epochs run again, and the first row for which CONDITION is true is explained, as in `strandline why
     app.py rows "card = 'c1' and total > 100"`. Exit code 1 if no recorded epoch gives such a row.
     """
+    chosen = job_named(program, args, job, root_of(local_dir), directory)
     from strandline.replay.why import explain_row, explain_since_oldest
 
-    chosen = job_of(program, args or [], job)
     if start or to is not None:
         recorded = _recorded(chosen, start, to)
         explanation = explain_row(chosen, recorded, sink, condition)
@@ -306,14 +318,17 @@ def _print_explanation(explanation: Explanation, recorded: Recorded, calls: int)
     reached = "" if explanation.watermark_us is None else f", watermark {_time(explanation.watermark_us)}"
     print(f"epoch {explanation.epoch}, {_time(explanation.now_us)}{reached}")
     print(f"  row   {explanation.row!r}")
-    if explanation.operator:
-        print(f"  from  operator '{explanation.operator}' ({explanation.function})")
-    if explanation.why_not:
-        print(f"  the call that gave it is not known: {explanation.why_not}")
+    last = explanation.last
+    if last is not None:
+        print(f"  from  operator '{last.name}' ({last.function})")
+        if last.key is not None:
+            print(f"  key   {last.key!r}")
+        if last.call is not None:
+            print(f"  by    {last.call.call} {last.call.event!r}")
+    print("what it comes of")
+    _print_causes(explanation.cause, "  ")
+    if last is None or last.key is None:
         return
-    print(f"  key   {explanation.key!r}")
-    if explanation.call is not None:
-        print(f"  by    {explanation.call.method} {explanation.call.event!r}")
     history = explanation.history[-calls:]
     left_out = len(explanation.history) - len(history)
     before = f"; {left_out} earlier calls are left out" if left_out else ""
@@ -324,10 +339,33 @@ def _print_explanation(explanation: Explanation, recorded: Recorded, calls: int)
         say(f"what was before epoch {recorded.origin.epoch + 1} is not recorded: it is in the first state")
 
 
+def _print_causes(cause: Cause, indent: str) -> None:
+    """Print what a row comes of, below it."""
+    for note in cause.notes:
+        print(f"{indent}{note}")
+    if cause.read is not None:
+        print(f"{indent}made of {cause.read} rows of its key in these epochs")
+    for each in cause.causes:
+        named = f" '{each.name}'" if each.name else ""
+        if each.kind == "source":
+            print(f"{indent}epoch {each.epoch}, source{named}: {each.row!r}")
+            continue
+        key = "" if each.key is None else f", key {each.key!r}"
+        by = "" if each.call is None else f", {each.call.call} {each.call.event!r}"
+        print(f"{indent}epoch {each.epoch}, operator{named} ({each.function}){key}{by}")
+        if each.call is not None:
+            print(f"{indent}  state {each.call.before!r} to {each.call.after!r}")
+        print(f"{indent}  gave {each.row!r}" if each.row is not None else f"{indent}  set the timer")
+        _print_causes(each, f"{indent}  ")
+    if cause.left_out:
+        print(f"{indent}and {cause.left_out} more, which are not followed")
+
+
 def _explanation_as_data(explanation: Explanation) -> dict[str, Any]:
     from strandline.types.jsonforms import to_json
 
-    call = explanation.call
+    last = explanation.last
+    call = last.call if last is not None else None
     return {
         "sink": explanation.sink,
         "row": to_json(explanation.row),
@@ -335,14 +373,33 @@ def _explanation_as_data(explanation: Explanation) -> dict[str, Any]:
         "epoch": explanation.epoch,
         "now_us": explanation.now_us,
         "watermark_us": explanation.watermark_us,
-        "operator": explanation.operator,
-        "function": explanation.function,
-        "key": to_json(explanation.key),
-        "call": call.method if call else "",
+        "operator": last.name if last else "",
+        "function": last.function if last else "",
+        "key": to_json(last.key) if last else None,
+        "call": call.call if call else "",
         "event": to_json(call.event) if call else None,
-        "not_known": explanation.why_not,
+        **_causes_as_data(explanation.cause),
         "history": [_change_as_data(change) for change in explanation.history],
     }
+
+
+def _causes_as_data(cause: Cause) -> dict[str, Any]:
+    from strandline.types.jsonforms import to_json
+
+    causes = [
+        {
+            "kind": each.kind,
+            "name": each.name,
+            "epoch": each.epoch,
+            "row": to_json(each.row),
+            "function": each.function,
+            "key": to_json(each.key),
+            "call": _change_as_data(each.call) if each.call else None,
+            **_causes_as_data(each),
+        }
+        for each in cause.causes
+    ]
+    return {"notes": cause.notes, "rows_of_key": cause.read, "causes": causes, "left_out": cause.left_out}
 
 
 def _time(us: int) -> str:
@@ -370,6 +427,36 @@ def _recorded(job: Job, start: str, to: int | None) -> Recorded:
     return find_recorded(jobdir_of(job), start, to, dict(job.checkpoints.storage_options))
 
 
+def job_named(named: str, args: list[str] | None, name: str, root: Path, directory: str | None) -> Job:
+    """Return the job of a program, or the job of a name that was started on this machine, by its program then.
+
+    Relative paths are then those of the directory that the program was started in.
+    """
+    if Path(named).is_file():
+        return job_of(Path(named), args or [], name)
+    if "/" in named or Path(named).suffix.lower() in (".py", ".sql"):
+        raise NotFoundError(f"{named}: there is no such program", hint="give its path, or a job's name")
+    started = [each for each in records(root, named) if is_directory(each.directory, directory)]
+    if not started:
+        raise NotFoundError(
+            f"'{named}' is no file, and no job of this name was started on this machine with the local_dir {root}",
+            hint="give the job's program, APP.PY or FILE.SQL, or its local_dir with --local-dir",
+        )
+    if len({each.directory for each in started}) > 1:
+        raise ConfigurationError(
+            f"jobs with the name '{named}' were started with the checkpoint directories "
+            f"{', '.join(sorted(each.directory for each in started))}",
+            hint="say which one with --directory",
+        )
+    program = started[0].program
+    if program is None or not Path(program.path).is_file():
+        why = "was started by no program file" if program is None else f"was started by {program.path}, which is gone"
+        raise NotFoundError(f"job '{named}' {why}", hint="give its program, APP.PY or FILE.SQL, in place of its name")
+    say(f"job '{named}' is that of {program.path}")
+    os.chdir(program.folder)
+    return job_of(Path(program.path), args if args is not None else program.arguments, name or named)
+
+
 def job_of(program: Path, args: list[str], name: str) -> Job:
     """Run a program up to its jobs, with a local Spark; return the only job, or the one of this name."""
     # The session of the program's own choice may be a cluster's.
@@ -386,12 +473,12 @@ def job_of(program: Path, args: list[str], name: str) -> Job:
     jobs = collector.jobs
     if len(jobs) != 1 and not name:
         raise ConfigurationError(
-            f"{program}: the program makes {len(jobs)} jobs{': ' if jobs else ''}{', '.join(sorted(jobs))}",
+            f"the program makes {f'{len(jobs)} jobs: ' + ', '.join(sorted(jobs)) if jobs else 'no job'}",
             hint="name one with --job" if jobs else "it must come to its Job(…) without waiting for one",
         )
     if name and name not in jobs:
         raise ConfigurationError(
-            f"{program}: the program makes no job '{name}'", hint=f"its jobs are {', '.join(sorted(jobs)) or 'none'}"
+            f"the program makes no job '{name}'", hint=f"its jobs are {', '.join(sorted(jobs)) or 'none'}"
         )
     return jobs[name] if name else next(iter(jobs.values()))
 

@@ -10,7 +10,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,11 +19,14 @@ import msgspec
 import typer
 
 from strandline.cli.driver import terminate
+from strandline.control.wire import ProgressMessage
 from strandline.core.errors import StrandlineError
 from strandline.replay.outcomes import compare_with_job
 from strandline.replay.trial import TrialOptions, TrialResult, recorded_for, run_trial
 
 _RESULT = "result.json"
+_PROGRESS = "progress.json"
+_POLL_S = 0.2
 
 
 class TrialOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +46,13 @@ class TrialOrder(msgspec.Struct, frozen=True, kw_only=True):
     """If the state is to be compared with the job's checkpoint: how many keys of each state to show."""
 
 
-def run_orders(orders: Sequence[TrialOrder], folders: Sequence[Path]) -> list[TrialResult]:
-    """Run trials at the same time, each in a process and a folder of its own; return their results."""
+def run_orders(
+    orders: Sequence[TrialOrder], folders: Sequence[Path], report: Callable[[ProgressMessage], object]
+) -> list[TrialResult]:
+    """Run trials at the same time, each in a process and a folder of its own; return their results.
+
+    `report` is called with the epochs that have run in all of them.
+    """
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for order, folder in zip(orders, folders, strict=True):
@@ -55,14 +64,28 @@ def run_orders(orders: Sequence[TrialOrder], folders: Sequence[Path]) -> list[Tr
             assert process.stdin is not None
             with suppress(BrokenPipeError), process.stdin as pipe:
                 pipe.write(msgspec.json.encode(order))
-        for process in processes:
-            process.wait()
+        while any(process.poll() is None for process in processes):
+            report(_progress_in(folders))
+            time.sleep(_POLL_S)
     finally:
         for process in processes:
             if process.poll() is None:
                 process.terminate()
                 process.wait()
     return [_result_in(folder) for folder in folders]
+
+
+def _progress_in(folders: Sequence[Path]) -> ProgressMessage:
+    """Return the progress of all trials together; without a total, as long as one has none."""
+    done, totals = 0, list[int]()
+    for folder in folders:
+        with suppress(FileNotFoundError):
+            epochs, total = msgspec.json.decode((folder / _PROGRESS).read_bytes(), type=tuple[int, int])
+            done += epochs
+            totals.append(total)
+    if len(totals) < len(folders):
+        return ProgressMessage("starting")
+    return ProgressMessage("running epochs", done, sum(totals), "epochs")
 
 
 def _result_in(folder: Path) -> TrialResult:
@@ -80,12 +103,22 @@ def _run(folder: Path) -> TrialResult:
         job = job_of(Path(order.program), order.arguments, order.job)
         storage = {**job.checkpoints.storage_options, **order.options}
         recorded = recorded_for(job, order.start, storage, epochs=order.files is None)
-        result = run_trial(job, recorded, TrialOptions(order.drop, order.from_now, order.epochs, order.files), folder)
+        options = TrialOptions(order.drop, order.from_now, order.epochs, order.files)
+        result = run_trial(
+            job, recorded, options, folder, lambda done, total: _write(folder / _PROGRESS, (done, total))
+        )
         return result if order.keys is None else compare_with_job(result, folder, storage, order.keys)
     except StrandlineError as error:
         return TrialResult(error=str(error))
     except typer.Exit:
         return TrialResult(error="the program has ended with an error, before it came to its job")
+
+
+def _write(path: Path, value: object) -> None:
+    """Write a file in one step."""
+    hidden = path.with_suffix(".tmp")
+    hidden.write_bytes(msgspec.json.encode(value))
+    hidden.replace(path)
 
 
 def main() -> None:
@@ -94,7 +127,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     with suppress(KeyboardInterrupt):
         result = _run(folder)
-        (folder / _RESULT).write_bytes(msgspec.json.encode(result))
+        _write(folder / _RESULT, result)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from strandline.control.status import State
+from strandline.core.program import ProgramFile
 from strandline.core.version import VERSION
 from strandline.keeper.paths import Places, driver_records
 
@@ -36,6 +37,8 @@ class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The reason of the last failure or restart."""
     failure_ms: int | None = None
     engine: str = VERSION
+    program: ProgramFile | None = None
+    """The program that started it; None if that was no file, as in a notebook."""
 
     @property
     def fate(self) -> str:

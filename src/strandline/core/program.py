@@ -1,4 +1,4 @@
-"""Locates calls of Strandline in the user's program, for messages."""
+"""The user's program: its file and arguments, and the calls of Strandline in it, for messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,31 @@ import sys
 from pathlib import Path
 from types import CodeType, FrameType
 
+import msgspec
+
+_SUFFIXES = (".py", ".sql")
 _OURS = str(Path(__file__).parent.parent) + "/"
+
+
+class ProgramFile(msgspec.Struct, frozen=True):
+    """A program as it was started."""
+
+    path: str
+    arguments: list[str]
+    folder: str
+    """The working directory, to which arguments may be relative."""
+
+    @classmethod
+    def of_process(cls) -> ProgramFile | None:
+        """Return the program that this process runs; None if it is no file, as in a notebook."""
+        path = Path(sys.argv[0] if sys.argv else "")
+        # A notebook's kernel has a file of its own as its program.
+        is_file = hasattr(sys.modules.get("__main__"), "__file__") and path.suffix.lower() in _SUFFIXES
+        try:
+            return cls(str(path.absolute()), sys.argv[1:], str(Path.cwd())) if is_file and path.is_file() else None
+        except OSError:
+            # The working directory is gone.
+            return None
 
 
 def line_of_program() -> str:

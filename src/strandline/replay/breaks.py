@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import datetime as dt
 import importlib
 import pdb
 import sys
@@ -18,6 +19,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Partition
 from strandline.core.times import as_datetime
 from strandline.runtime.builtin import BuiltinOperator
+from strandline.runtime.operators.joins import user_call
 from strandline.runtime.output_rows import rows_of
 from strandline.runtime.program import Process
 from strandline.runtime.state.handles import AggregatingHandle, ListHandle, MapHandle
@@ -42,6 +44,10 @@ class Call:
     key: Any
     event: Any
     """The event; of on_timer, the timer's time."""
+    read: Any = field(default=None, compare=False, repr=False)
+    """The event as the operator reads it: a pair of rows, if it has two inputs."""
+    timers: list[dt.datetime] = field(default_factory=list, compare=False, repr=False)
+    """The times of the timers that it has set, once it has run, if `Breaks.on_call` is set."""
 
     @property
     def place(self) -> tuple[int, str, int, int]:
@@ -123,6 +129,27 @@ def read_handle(handle: Any) -> Any:
     return handle.result() if isinstance(handle, AggregatingHandle) else handle.value
 
 
+class NotingTimers:
+    """The timers of a call (`ctx.timers`), which note the times of those that it sets."""
+
+    def __init__(self, timers: Any, times: list[dt.datetime]) -> None:
+        self.plain: Any = timers.plain if isinstance(timers, NotingTimers) else timers
+        self._times = times
+
+    def set(self, at: dt.datetime) -> None:
+        """Set a timer."""
+        self.plain.set(at)
+        self._times.append(at)
+
+    def set_processing(self, at: dt.datetime) -> None:
+        """Set a timer of the processing time."""
+        self.plain.set_processing(at)
+        self._times.append(at)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain, name)
+
+
 @dataclass
 class Breaks:
     """Wraps the methods of users' functions, and stops in a debugger at the calls that a condition selects."""
@@ -200,12 +227,15 @@ class Breaks:
 
         def call(event: Any, ctx: Any) -> Any:
             self._counts[uid, partition] = number = self._counts.get((uid, partition), 0) + 1
-            value = event.timestamp if name == "on_timer" else event
-            this = Call(uid, partition, name, number, self.epoch, ctx.key, value)
+            method, value = (name, event.timestamp) if name == "on_timer" else user_call(process, name, event)
+            this = Call(uid, partition, method, number, self.epoch, ctx.key, value, event)
             if self.only is not None and not self.only(this):
                 return None
             after = self._before(this, view, ctx)
-            note = self.on_call(this, view) if self.on_call is not None else None
+            note = None
+            if self.on_call is not None:
+                ctx.timers = NotingTimers(ctx.timers, this.timers)
+                note = self.on_call(this, view)
             try:
                 result = original(event, ctx)
                 if isinstance(result, GeneratorType) or (note is not None and result is not None):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from strandline.backends.base import LocalFile
 from strandline.core.ids import Epoch, Partition
@@ -16,7 +17,7 @@ from strandline.format.epochs import EpochRecord
 from strandline.plan.graph import FailedNode, MapNode, Node, OperatorNode, OutputNode, PairNode, UnionNode
 from strandline.plan.pipeline import Operator
 from strandline.plan.upgrade import plan_upgrade
-from strandline.replay.frames import Steps, in_parts, placed_after
+from strandline.replay.frames import Steps, in_parts, is_sparks, placed_after, to_frame, to_rows
 from strandline.replay.recorded import Origin
 from strandline.runtime.program import Process
 from strandline.runtime.task.task import EpochTimes
@@ -59,7 +60,6 @@ class ReplayRun:
 
     def __post_init__(self) -> None:
         self._sinks = {name: node for name, _, node in self.plan.sinks}
-        self._session: SparkSession | None = None
         self._scratch = Scratch("replay")
         self.partitions: dict[Node, Partitions] = {}
         try:
@@ -94,7 +94,7 @@ class ReplayRun:
         numbers = record.parallelism if self.follows else {}
         if any(numbers.get(each.uid, each.parallelism) != each.parallelism for each in self.operators):
             self._rescale(numbers, Epoch(record.epoch - 1))
-        times = EpochTimes(record.watermark_us, record.now_us, record.fired_us)
+        times = _times_of(record)
         results: dict[Node, Rows] = {node: rows[node] if node in rows else _no_rows(node) for node in self.steps.front}
         for node in self.plan.pipeline.nodes:
             if node in self.steps.before:
@@ -120,9 +120,36 @@ class ReplayRun:
                 return evaluate(node, parents, times, lambda count, last: None)
         if not any(rows.num_rows for rows in parents):
             return _no_rows(node)
-        if self._session is None:
-            self._session = clone_session(self.plan.sources.session)
-        return self.steps.compute(node, parents, record, self._session)
+        return self.steps.compute(node, parents, record, self.session)
+
+    @cached_property
+    def session(self) -> SparkSession:
+        """The session of the steps that Spark computes behind operators, with settings of its own."""
+        return clone_session(self.plan.sources.session)
+
+    def rows_of(self, node: Node, inputs: Mapping[Node, Rows], record: EpochRecord) -> Rows:
+        """Return the rows of a node that come of some rows of the sources and operators above it."""
+        if node in inputs:
+            return inputs[node]
+        if is_sparks(node):
+            self.steps.prepare(self.session)
+            return to_rows(node, self._frame_of(node, inputs, record))
+        parents = [self.rows_of(parent, inputs, record) for parent in node.parents]
+        return self._evaluate(node, parents, record, _times_of(record))
+
+    def _frame_of(self, node: Node, inputs: Mapping[Node, Rows], record: EpochRecord) -> DataFrame:
+        """Return the rows of a node as a DataFrame: steps of Spark in a row are one job."""
+        if node in inputs or not is_sparks(node):
+            return to_frame(node, self.rows_of(node, inputs, record), self.session)
+        return self.steps.frame(node, [self._frame_of(parent, inputs, record) for parent in node.parents], record)
+
+    def run_alone(self, node: OperatorNode, rows: Rows, record: EpochRecord) -> Rows:
+        """Return what an operator gives for some rows of an epoch, which is forgotten."""
+        partitions = self.partitions[node]
+        try:
+            return in_parts(partitions.outputs(record.epoch, _times_of(record), rows), partitions.output_schema)
+        finally:
+            partitions.abort()
 
     def commit(self) -> None:
         """Keep the epoch that has run."""
@@ -147,6 +174,10 @@ class ReplayRun:
         for each in self.partitions.values():
             each.abandon()
         self._scratch.close()
+
+
+def _times_of(record: EpochRecord) -> EpochTimes:
+    return EpochTimes(record.watermark_us, record.now_us, record.fired_us)
 
 
 def _no_rows(node: Node) -> Rows:

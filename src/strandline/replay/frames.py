@@ -73,19 +73,25 @@ class Steps:
     def read(self, sources: Mapping[Node, DataFrame], record: EpochRecord) -> dict[Node, Rows]:
         """Return the rows of the nodes in `front`, of each source's rows of an epoch."""
         frames = dict(sources)
-        self._prepare(next(iter(frames.values())).sparkSession)
+        self.prepare(next(iter(frames.values())).sparkSession)
         for node in self._plan.pipeline.nodes:
             if node in self.before and node not in frames:
-                frames[node] = self._frame(node, [frames[parent] for parent in node.parents], record)
+                frames[node] = self.frame(node, [frames[parent] for parent in node.parents], record)
         return {node: to_rows(node, frames[node]) for node in self.front}
 
     def compute(self, node: Node, parents: Sequence[Rows], record: EpochRecord, session: SparkSession) -> Rows:
         """Return the rows of a node behind an operator or a function."""
-        self._prepare(session)
+        self.prepare(session)
         frames = [to_frame(parent, rows, session) for parent, rows in zip(node.parents, parents, strict=True)]
-        return to_rows(node, self._frame(node, frames, record))
+        return to_rows(node, self.frame(node, frames, record))
 
-    def _frame(self, node: Node, parents: Sequence[DataFrame], record: EpochRecord) -> DataFrame:
+    def read_sources(self, sources: Mapping[Node, DataFrame]) -> dict[Node, Rows]:
+        """Return the rows of the sources themselves."""
+        self.prepare(next(iter(sources.values())).sparkSession)
+        return {node: to_rows(node, df) for node, df in sources.items()}
+
+    def frame(self, node: Node, parents: Sequence[DataFrame], record: EpochRecord) -> DataFrame:
+        """Return a node's rows, which Spark has not computed yet, of those of its parents."""
         if isinstance(node, LateNode):
             return late_rows(node, parents[0], record.watermark_us, record.fired_us)
         by_task = record.reduced.get(self._uids[node]) if isinstance(node, PartialNode) else None
@@ -93,7 +99,8 @@ class Steps:
             return _reduced_by_task(node, parents[0])
         return lower_node(node, parents, 0, is_reduced=by_task is not None)
 
-    def _prepare(self, session: SparkSession) -> None:
+    def prepare(self, session: SparkSession) -> None:
+        """Set what these steps need of a session."""
         prepare_session(session)
         if self._most_partitions:
             limit_shuffle(session, self._most_partitions)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import pyarrow as pa
 
 from strandline.api.process import KeyedProcess
 from strandline.core.errors import ConfigurationError, NotFoundError
@@ -15,10 +17,13 @@ from strandline.plan.graph import Node, PartialNode
 from strandline.plan.pipeline import Operator
 from strandline.replay.breaks import Breaks, Call, StateView, is_key
 from strandline.replay.engine import EpochOutput
+from strandline.replay.keys import keys_in
 from strandline.replay.recorded import Recorded
 from strandline.replay.session import Replay
 from strandline.runtime.builtin import BuiltinOperator
 from strandline.spark.job.job import Job
+
+IsWanted = Callable[[Call], bool]
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,8 @@ class Change:
     after: Any
     rows: tuple[Any, ...]
     """The rows that the call gave; for built-in operators none."""
-    number: int = 0
-    """The number of the call among those of its partition in the epoch."""
+    made_by: Call | None = None
+    """The call; None for built-in operators."""
 
 
 def history_of(job: Job, recorded: Recorded, state: str, key: str) -> Iterator[Change]:
@@ -64,33 +69,43 @@ def has_calls(operator: Operator) -> bool:
 
 
 def changes_by_call(
-    run: Replay, breaks: Breaks, uid: str, names: Sequence[str], is_wanted: Callable[[Call], bool]
+    run: Replay, breaks: Breaks, uid: str, names: Sequence[str], is_wanted: IsWanted
 ) -> Iterator[Change]:
     """Yield the wanted calls of a function, with its states of these names before and after, as dicts."""
-    changes: list[Change] = []
-    epochs = {record.epoch: record.now_us for record in run.recorded.epochs}
-
-    def values(view: StateView) -> dict[str, Any]:
-        return {name: copy.deepcopy(getattr(view, name)) for name in names}
-
-    def on_call(call: Call, view: StateView) -> Callable[[list[Any]], None] | None:
-        if call.operator != uid or not is_wanted(call):
-            return None
-        before = values(view)
-
-        def after(rows: list[Any]) -> None:
-            now_us = epochs[Epoch(call.epoch)]
-            changes.append(
-                Change(call.epoch, now_us, call.method, call.event, before, values(view), tuple(rows), call.number)
-            )
-
-        return after
-
-    breaks.on_call = on_call
+    times = {record.epoch: record.now_us for record in run.recorded.epochs}
+    changes = note_changes(breaks, {uid: names}, is_wanted, times)
     for result in run:
         if result.output is not None:
             yield from changes
         changes.clear()
+
+
+def note_changes(
+    breaks: Breaks, states: Mapping[str, Sequence[str]], is_wanted: IsWanted, times: Mapping[Epoch, int]
+) -> list[Change]:
+    """Return a list to which the wanted calls are added when they have run.
+
+    `states` has the names of the states of each function, by uid, and `times` the clock of each epoch.
+    """
+    changes: list[Change] = []
+
+    def on_call(call: Call, view: StateView) -> Callable[[list[Any]], None] | None:
+        if call.operator not in states or not is_wanted(call):
+            return None
+
+        def values() -> dict[str, Any]:
+            return {name: copy.deepcopy(getattr(view, name)) for name in states[call.operator]}
+
+        before = values()
+
+        def after(rows: list[Any]) -> None:
+            now_us = times[Epoch(call.epoch)]
+            changes.append(Change(call.epoch, now_us, call.method, call.event, before, values(), tuple(rows), call))
+
+        return after
+
+    breaks.on_call = on_call
+    return changes
 
 
 def changes_by_epoch(run: Replay, operator: Operator, key: Any) -> Iterator[Change]:
@@ -111,23 +126,24 @@ def changes_by_epoch(run: Replay, operator: Operator, key: Any) -> Iterator[Chan
 
 def event_nodes(operators: Sequence[Operator]) -> list[Node]:
     """Return the nodes with the events of each operator: not the accumulators that Spark makes of them."""
-    return [node for operator in operators if (node := _event_node(operator)) is not None]
+    return [node for operator in operators if (node := event_node(operator)) is not None]
 
 
-def _event_node(operator: Operator) -> Node | None:
+def event_node(operator: Operator) -> Node | None:
+    """Return the node with the events of an operator."""
     parent = operator.node.parent
     return parent.parents[0] if isinstance(parent, PartialNode) else parent
 
 
 def _events_of(output: EpochOutput, operator: Operator, key: Any) -> list[dict[str, Any]]:
     """Return the events of a key in an epoch, without hidden columns; of a join, without the empty side."""
-    node, keys = _event_node(operator), operator.node.keys
+    node, keys = event_node(operator), operator.node.keys
     rows = None if node is None else output.nodes.get(node)
     if node is None or rows is None or not {*keys} <= {*rows.schema.names}:
         return []
-    wanted = repr(key if isinstance(key, tuple) else (key,))
+    is_mine = pa.array([repr(each) == repr(key) for each in keys_in(operator.node, rows)], pa.bool_())
     names = [name for name in node.columns.names if name in rows.schema.names]
-    of_key = (row for row in rows.to_pylist() if repr(tuple(row[name] for name in keys)) == wanted)
+    of_key = rows.filter(is_mine).to_pylist()
     return [{name: row[name] for name in names if row[name] is not None} for row in of_key]
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 
 from strandline.plan.graph import Node, OperatorNode, PairNode, with_ancestors
 from strandline.testing.nodes import Rows
+from strandline.types.columns import to_python
+from strandline.types.datatypes import parse_schema
 
 
 def rows_of_key(node: Node, rows: Rows, operators: Sequence[OperatorNode], wanted: str) -> Rows:
@@ -37,3 +40,10 @@ def _keys_behind(node: Node, operators: Sequence[OperatorNode]) -> Sequence[str]
         elif node in with_ancestors(operator):
             return None
     return next(iter(keys)) if len(keys) == 1 else None
+
+
+def keys_in(node: OperatorNode, rows: Rows) -> list[Any]:
+    """Return the key of each row that an operator reads."""
+    kinds = parse_schema(node.input_schema).types_of(node.keys)
+    columns = [to_python(rows.column(name), kind) for name, kind in zip(node.keys, kinds, strict=True)]
+    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))

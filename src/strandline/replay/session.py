@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
 
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.errors import ConfigurationError, StrandlineError, UserCodeError
+from strandline.core.scratch import Scratch
 from strandline.format.epochs import EpochRecord
 from strandline.plan.graph import Node
 from strandline.plan.parallelism import Parallelism
@@ -63,12 +68,53 @@ class SourceInput:
 
     def rows(self, record: EpochRecord, steps: Steps) -> Mapping[Node, Rows]:
         """Return the rows of the nodes in `steps.front`, of an epoch with a batch."""
+        return self._read(record, lambda sources: steps.read(sources, record))
+
+    def source_rows(self, record: EpochRecord, steps: Steps) -> Mapping[Node, Rows]:
+        """Return the rows of the sources themselves, of an epoch with a batch."""
+        return self._read(record, steps.read_sources)
+
+    def _read(
+        self, record: EpochRecord, use: Callable[[Mapping[Node, DataFrame]], Mapping[Node, Rows]]
+    ) -> Mapping[Node, Rows]:
         split = self._sources.split
-        return self._reader.read(record, self._before[record.batch], lambda df: steps.read(split(df), record))
+        return self._reader.read(record, self._before[record.batch], lambda df: use(split(df)))
 
     def close(self) -> None:
         """Remove the logs of the batches."""
         self._reader.close()
+
+
+class KeptInput:
+    """The rows of epochs, which are read from the sources once for several replays, and kept in a directory."""
+
+    def __init__(self, source: SourceInput) -> None:
+        self._source = source
+        self._scratch = Scratch("why")
+
+    def rows(self, record: EpochRecord, steps: Steps) -> Mapping[Node, Rows]:
+        """Return the rows of the nodes in `steps.front`, of an epoch with a batch: the same nodes in each replay."""
+        paths = [self._scratch.path / f"{record.epoch}-{at}.arrow" for at in range(len(steps.front))]
+        if not all(path.exists() for path in paths):
+            rows = self._source.rows(record, steps)
+            for node, path in zip(steps.front, paths, strict=True):
+                _write(path, rows[node])
+            return rows
+        return {node: _read(path) for node, path in zip(steps.front, paths, strict=True)}
+
+    def source_rows(self, record: EpochRecord, steps: Steps) -> Mapping[Node, Rows]:
+        """Return the rows of the sources themselves."""
+        return self._source.source_rows(record, steps) if record.batch >= 0 else {}
+
+    def close(self) -> None:
+        """Keep the rows for the next replay."""
+
+    def __enter__(self) -> KeptInput:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._source.close()
+        self._scratch.close()
 
 
 @dataclass(frozen=True)
@@ -267,3 +313,13 @@ def jobdir_of(job: Job) -> JobDirectory:
     """Return the directory of a job's checkpoints, without creating it."""
     ck = job.checkpoints
     return JobDirectory(open_folder(str(ck.directory), ck.storage_options, fsync=False).store, job.name)
+
+
+def _write(path: Path, rows: Rows) -> None:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
+        writer.write_batch(rows)
+
+
+def _read(path: Path) -> Rows:
+    with pa.OSFile(str(path), "rb") as file:
+        return pa.ipc.open_file(file).get_batch(0)

@@ -7,7 +7,7 @@ its own rows. The rows of its sinks and its state are written into a directory, 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -167,8 +167,14 @@ def recorded_for(job: Job, start: str, options: Mapping[str, str], *, epochs: bo
     return Recorded(origin, [], 0, {}, [], {}, None)
 
 
-def run_trial(job: Job, recorded: Recorded, options: TrialOptions, folder: Path) -> TrialResult:
-    """Run a trial, and write its rows and its state into a new folder.
+def run_trial(
+    job: Job,
+    recorded: Recorded,
+    options: TrialOptions,
+    folder: Path,
+    report: Callable[[int, int], object] = lambda done, total: None,
+) -> TrialResult:
+    """Run a trial, and write its rows and its state into a new folder; `report` gets the numbers of epochs.
 
     Raises IncompatibleStateError if the job could not start with the snapshot, and ConfigurationError for input that
     cannot be read. An error of a function ends the trial, and is part of its result.
@@ -176,7 +182,7 @@ def run_trial(job: Job, recorded: Recorded, options: TrialOptions, folder: Path)
     with ExitStack() as close:
         trial = _Trial(job, recorded, options, close)
         (folder / "rows").mkdir(parents=True)
-        return trial.run(folder)
+        return trial.run(folder, report)
 
 
 class _Trial:
@@ -203,7 +209,7 @@ class _Trial:
         self._watermarks = Watermarks(self._pipeline.watermarks, stored, self._records[0].now_us)
         self._notes: list[str] = []
 
-    def run(self, folder: Path) -> TrialResult:
+    def run(self, folder: Path, report: Callable[[int, int], object]) -> TrialResult:
         """Run all epochs, and write what came of them."""
         origin, checkpoints = self._recorded.origin, self._recorded.checkpoints
         result = TrialResult(
@@ -214,7 +220,8 @@ class _Trial:
         newest, rows_in = max(checkpoints, default=None), 0
         files = {name: (folder / "rows" / f"{number}.jsonl").open("w") for number, name in enumerate(result.sinks)}
         try:
-            for record in self._epochs():
+            for number, record in enumerate(self._epochs()):
+                report(number, max(number, len(self._records)))
                 rows = self._input.rows(record, self._run.steps) if record.batch >= 0 else {}
                 try:
                     output = self._run.run(record, rows)

@@ -96,7 +96,7 @@ class AsOfJoin(TimedJoin):
         return self._deleted_at is not None and bool(tuple(version)[self._deleted_at])
 
     def _joined(self, versions: list[tuple[int, Row]], reached: int, ctx: Any) -> Iterator[Row]:
-        layout, max_age, key = self._layout, self._max_age_us, ctx.key
+        layout, max_age, key = self.layout, self._max_age_us, ctx.key
         due = [(at, rows) for at, rows in _by_time(self._waiting, key) if at < reached]
         following = 0
         for at, rows in due:

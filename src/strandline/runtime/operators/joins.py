@@ -87,6 +87,11 @@ class JoinColumns:
         """Return the result of two rows."""
         return left + self._picked(right) if self._picks else left + right
 
+    def halves(self, result: Row) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the values of the left and of the right row that a result has, by their columns."""
+        right = zip(self._kept, result[len(self.left.fields) :], strict=False)
+        return dict(zip(self.left.names, result, strict=False)), {self.right.names[at]: value for at, value in right}
+
     def left_alone(self, left: Row) -> Row:
         """Return the result of a left row without a partner."""
         return left + self._right_nulls
@@ -110,7 +115,7 @@ class TimedJoin(BuiltinOperator, KeyedCoProcess):
     """Base of joins by time. They set `ctx.time_us` to a result's time before they yield it."""
 
     def __init__(self, layout: JoinColumns, how: How, late: LateSides = (None, None)) -> None:
-        self._layout = layout
+        self.layout = layout
         self._outer_left = how in ("left", "full")
         self._outer_right = how in ("right", "full")
         self._late = late
@@ -127,7 +132,7 @@ class TimedJoin(BuiltinOperator, KeyedCoProcess):
 
     def _all_pairs(self, lefts: Sequence[Row], rights: Sequence[Row]) -> Iterator[Row]:
         """Yield every pair of rows, and in outer joins rows alone if the other side has none."""
-        layout = self._layout
+        layout = self.layout
         for left in lefts:
             for right in rights:
                 yield layout.pair(left, right)
@@ -190,7 +195,7 @@ class IntervalJoin(TimedJoin):
         }
 
     def open(self) -> None:
-        (lower, upper), layout = self._bounds, self._layout
+        (lower, upper), layout = self._bounds, self.layout
         states = vars(self)
         self._lefts = _Side(states["left"].table, lower, upper, layout.left_alone if self._outer_left else None)
         self._rights = _Side(states["right"].table, -upper, -lower, layout.right_alone if self._outer_right else None)
@@ -202,7 +207,7 @@ class IntervalJoin(TimedJoin):
         return self._meet(self._rights, self._lefts, event, ctx)
 
     def _meet(self, side: _Side, others: _Side, event: Row, ctx: Any) -> Iterator[Row]:
-        time, pair, is_left = time_of(event, ctx), self._layout.pair, side is self._lefts
+        time, pair, is_left = time_of(event, ctx), self.layout.pair, side is self._lefts
         if ctx.is_late:
             self._refuse_late(event, is_left, ctx)
             return

@@ -41,6 +41,7 @@ from strandline.core.errors import (
     discreet,
 )
 from strandline.core.ids import CheckpointId
+from strandline.core.program import ProgramFile
 from strandline.core.scratch import remove_abandoned
 from strandline.keeper.paths import sweep
 from strandline.plan.parallelism import ParallelismOverride
@@ -104,6 +105,7 @@ class Supervisor:
         self.attempt: Attempt | None = None
         self.state: State = "starting"
         self.since_ms = blueprint.clock.now_ms()
+        self._program = ProgramFile.of_process()
         self._log = DriverLog(blueprint.places.driver_log)
         self.desired = self.begun_with = Desired()
         """The desired state and that of the newest attempt: while they differ, another attempt is due."""
@@ -404,7 +406,7 @@ class Supervisor:
         before = journal.write(b.places, journal.JournalEntry(
             job=b.name, directory=b.jobdir.store.url, pid=pid, born=journal.process_start(pid),
             since_ms=self.since_ms, state=state, at_ms=b.clock.now_ms(),
-            failure=self.last_failure, failure_ms=self.last_failure_ms,
+            failure=self.last_failure, failure_ms=self.last_failure_ms, program=self._program,
         ))  # fmt: skip
         if before is not None and before.fate == "killed":
             b.events.write(RunKilled(
