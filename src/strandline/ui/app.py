@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +25,8 @@ from strandline.keeper.paths import Places
 from strandline.ui.actions import Actions
 from strandline.ui.browse import Browser
 from strandline.ui.guard import Guard
-from strandline.ui.jobs import Job, Jobs
+from strandline.ui.history import read_history
+from strandline.ui.jobs import Job, Jobs, url_of
 from strandline.ui.live import LiveJob, Viewer
 from strandline.ui.past import read_past
 
@@ -79,6 +80,7 @@ class Page:
                 Route("/api/events", self._events(self._jobs, 2 * _EVENT_S)),
                 Route(f"{job}/events", self._job_events),
                 Route(f"{job}/past", _endpoint(self._past)),
+                Route(f"{job}/history", _endpoint(self._history)),
                 Route(f"{job}/log", _endpoint(self._log)),
                 Route(f"{job}/tables", _endpoint(self._tables)),
                 Route(f"{job}/rows", _endpoint(self._rows)),
@@ -128,6 +130,14 @@ class Page:
 
     def _past(self, request: Request, _: bytes) -> Any:
         return read_past(self.jobs.directory_of(self._job(request)))
+
+    def _history(self, request: Request, _: bytes) -> Any:
+        job, hours = self._job(request), request.query_params.get("hours", "0")
+        if not hours.isdecimal():
+            raise ConfigurationError(f"'{hours}' is no number of hours")
+        path = Places(self.jobs.local_dir, "", job.name).event_log
+        is_its = cache(lambda directory: url_of(job.name, directory) == job.url)
+        return read_history(path, is_its, int(hours))
 
     def _log(self, request: Request, _: bytes) -> Any:
         return read_entries(Places(self.jobs.local_dir, "", self._job(request).name).driver_log)

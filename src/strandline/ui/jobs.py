@@ -122,8 +122,14 @@ def is_directory(argument: str) -> bool:
     return "/" in argument or argument in (".", "..") or Path(argument).is_dir()
 
 
-def _job(name: str, directory: str) -> Job:
+def url_of(name: str, directory: str) -> str:
+    """Return the url of a job's own folder in a checkpoint directory, one and the same however that is written."""
     url = plain_url(f"{directory.rstrip('/')}/{quote(name)}")
     if url.startswith("file://"):
         url = Path(unquote(urlsplit(url).path)).resolve().as_uri()
+    return url
+
+
+def _job(name: str, directory: str) -> Job:
+    url = url_of(name, directory)
     return Job(hashlib.sha256(url.encode()).hexdigest()[:12], name, url)

@@ -14,7 +14,7 @@ import { PartitionsView } from "./partitions.js";
 import { Empty, Failure, State } from "./parts.js";
 import { RestartsView } from "./restarts.js";
 import { StateView } from "./state.js";
-import { firstLine, html, moment, render, useAnswer, useEffect, useEvents, useRef, useState } from "./lib.js";
+import { firstLine, html, moment, render, useAnswer, useEffect, useEvents, useKept, useRef, useState } from "./lib.js";
 
 const VIEWS = [
   ["graph", "Graph", GraphView],
@@ -124,7 +124,7 @@ function Job({ id, view, rest, all, known }) {
         ${past && past.error ? html`<${Failure} of=${past} />` : ""}
         ${live === null
           ? html`<${Empty} text="Asking the job's driver…" />`
-          : html`<${View} id=${id} live=${figures} past=${past && past.checkpoints ? past : null} all=${all} rest=${rest} known=${known} />`}
+          : html`<${View} id=${id} live=${figures} past=${past && past.checkpoints ? past : null} turn=${turn} all=${all} rest=${rest} known=${known} />`}
       </main>
     </div>
   `;
@@ -136,15 +136,6 @@ function headline(known, live) {
   if (known.state === "failed") return `at ${moment(known.ended_ms)}: ${firstLine(known.failure)}`;
   if (known.ended_ms) return `at ${moment(known.ended_ms)}`;
   return known.url;
-}
-
-// The former answer while the next one is awaited.
-function useKept(answer) {
-  const [kept, setKept] = useState(null);
-  useEffect(() => {
-    if (answer) setKept(answer);
-  }, [answer]);
-  return answer || kept;
 }
 
 render(html`<${Page} />`, document.getElementById("page"));

@@ -100,6 +100,15 @@ export function useAnswer(path, again = "") {
   return answer && answer.path === path ? answer.value : null;
 }
 
+// The former answer while the next one is awaited.
+export function useKept(answer) {
+  const [kept, setKept] = useState(null);
+  useEffect(() => {
+    if (answer) setKept(answer);
+  }, [answer]);
+  return answer || kept;
+}
+
 // The newest event of a stream; `merge` makes the next value of the former one and an event.
 export function useEvents(path, merge = (_, event) => event) {
   const [value, setValue] = useState(null);
