@@ -142,7 +142,7 @@ def test_a_restart_is_seen_in_metrics_spans_events_and_lineage(spark: Any, case:
     numbers = {number for event in of_epochs for number in range(event.first, event.last + 1)}
     assert numbers == set(range(1, max(epochs) + 1))
     assert sum(event.rows for event in of_epochs) == len(case.events) + repeated
-    assert all(0 < sum(each.busy_ms for each in event.operators) for event in of_epochs if event.rows)
+    assert all(sum(each.busy_ms for each in event.operators) > 0 for event in of_epochs if event.rows)
 
 
 def test_a_keeper_that_is_replaced_alone_is_counted_and_a_savepoint_is_an_event(spark: Any, case: Case) -> None:

@@ -215,7 +215,7 @@ def test_rows_sql_and_one_key_of_real_state(page_of: Open, snapshots: Made) -> N
     assert columns[0] == "key_group"
     assert 0 < len(rows["rows"]) <= 200
     answer = client.post(f"/api/jobs/{job}/query", json={"sql": f"SELECT count(*) AS n FROM {name}"}).json()
-    assert answer["columns"] == [{"name": "n", "type": "int64", "is_number": True}]
+    assert answer["columns"] == [{"name": "n", "type": "int64", "is_number": True, "is_time": False}]
     older = client.get(f"/api/jobs/{job}/rows?table={name}&checkpoint=1").json()
     assert (older["checkpoint"], rows["checkpoint"]) == (1, 2)
     bad = client.post(f"/api/jobs/{job}/query", json={"sql": "DROP TABLE x"})

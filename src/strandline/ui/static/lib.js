@@ -1,11 +1,11 @@
 // Rendering, formats of figures, and requests to the server: what all views use.
 
 import { h, render } from "./vendor/preact.js";
-import { useEffect, useRef, useState } from "./vendor/preact-hooks.js";
+import { useEffect, useMemo, useRef, useState } from "./vendor/preact-hooks.js";
 import htm from "./vendor/htm.js";
 
 export const html = htm.bind(h);
-export { render, useEffect, useRef, useState };
+export { render, useEffect, useMemo, useRef, useState };
 
 // --- figures with units
 
