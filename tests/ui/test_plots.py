@@ -10,7 +10,7 @@ import pytest
 
 from tests.browser import Visit, chromium, needs_chromium, open_page
 from tests.cli.snapshots import Made
-from tests.ui.test_browser import begin, end
+from tests.ui.showing import begin, end
 
 __all__ = ["chromium"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -201,9 +201,10 @@ class EventLog:
 
 
 class _Owner(msgspec.Struct):
-    """The field of all events that says whose they are."""
+    """The fields of all events that say whose they are."""
 
     directory: str
+    pid: int
 
 
 def read_events(path: Path, is_wanted: Callable[[str], bool] = lambda directory: True) -> list[Event]:
@@ -213,15 +214,30 @@ def read_events(path: Path, is_wanted: Callable[[str], bool] = lambda directory:
     cut off, is left out.
     """
     events: list[Event] = []
+    for line, owner in _read(path):
+        if is_wanted(owner.directory):
+            with contextlib.suppress(msgspec.DecodeError):
+                events.append(msgspec.json.decode(line, type=Event))
+    return events
+
+
+def drivers_of(path: Path) -> dict[int, set[str]]:
+    """Return the checkpoint directories of the drivers that wrote events into a log, by their pids."""
+    drivers: dict[int, set[str]] = {}
+    for _, owner in _read(path):
+        drivers.setdefault(owner.pid, set()).add(owner.directory)
+    return drivers
+
+
+def _read(path: Path) -> Iterator[tuple[bytes, _Owner]]:
     for each in (older_file(path), path):
         lines: list[bytes] = []
         with contextlib.suppress(OSError):
             lines = each.read_bytes().splitlines()
         for line in lines:
             with contextlib.suppress(msgspec.DecodeError):
-                if is_wanted(msgspec.json.decode(line, type=_Owner).directory):
-                    events.append(msgspec.json.decode(line, type=Event))
-    return events
+                owner = msgspec.json.decode(line, type=_Owner)
+                yield line, owner
 
 
 def as_markdown() -> str:

@@ -19,6 +19,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from strandline.control.driverlog import read_entries
+from strandline.control.events import drivers_of
 from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError, UnavailableError
 from strandline.core.version import VERSION
 from strandline.keeper.paths import Places
@@ -100,6 +101,7 @@ class Page:
             "read_only": self.read_only,
             "local_dir": str(self.jobs.local_dir),
             "jobs": [_summary(job) for job in self.jobs.all()],
+            "problem": self.jobs.problem,
         }
 
     async def _job_events(self, request: Request) -> Response:
@@ -135,12 +137,18 @@ class Page:
         job, hours = self._job(request), request.query_params.get("hours", "0")
         if not hours.isdecimal():
             raise ConfigurationError(f"'{hours}' is no number of hours")
-        path = Places(self.jobs.local_dir, "", job.name).event_log
-        is_its = cache(lambda directory: url_of(job.name, directory) == job.url)
-        return read_history(path, is_its, int(hours))
+        return read_history(self._places(job).event_log, _is_of(job), int(hours))
 
     def _log(self, request: Request, _: bytes) -> Any:
-        return read_entries(Places(self.jobs.local_dir, "", self._job(request).name).driver_log)
+        job = self._job(request)
+        places, is_its = self._places(job), _is_of(job)
+        # Jobs of one name and other directories have the same log.
+        drivers = drivers_of(places.event_log)
+        others = {pid for pid, directories in drivers.items() if not any(map(is_its, directories))}
+        return [each for each in read_entries(places.driver_log) if each.pid not in others]
+
+    def _places(self, job: Job) -> Places:
+        return Places(self.jobs.local_dir, "", job.name)
 
     def _tables(self, request: Request, _: bytes) -> Any:
         return self.browser.tables(self._snapshot(request))
@@ -175,6 +183,11 @@ class Page:
         if number and not number.isdecimal():
             raise ConfigurationError(f"'{number}' is no number of a checkpoint")
         return f"{job.url}/chk-{number}" if number else job.url
+
+
+def _is_of(job: Job) -> Callable[[str], bool]:
+    """Return a check whether a checkpoint directory is the one of a job."""
+    return cache(lambda directory: url_of(job.name, directory) == job.url)
 
 
 def _summary(job: Job) -> dict[str, Any]:

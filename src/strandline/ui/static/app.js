@@ -56,6 +56,7 @@ function Page() {
       <span class="version">${all && all.version ? `${all.version}${all.read_only ? ", read-only" : ""}` : ""}</span>
     </header>
     ${all && all.lost ? html`<p class="lost" role="status">The page's server does not answer. Figures are as of the last answer; is "strandline ui" still running?</p>` : ""}
+    ${all && all.problem ? html`<p class="lost" role="status">The directories of checkpoints cannot be listed: ${firstLine(all.problem)}. Jobs are as of the last list; those of this machine are shown as they are.</p>` : ""}
     ${error ? html`<main id="main" tabindex="-1"><${Failure} of=${error} /></main>` : ""}
     ${!all || error || all.lost === undefined
       ? ""
