@@ -20,7 +20,7 @@ from strandline.control.commands import STATUS, NoArguments
 from strandline.control.status import Status
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 400.0
+PATIENCE_S = 600.0
 
 
 def begin(*arguments: object, variables: Mapping[str, str] | None = None, **more: Any) -> subprocess.Popen[str]:

@@ -19,7 +19,8 @@ export function CheckpointsView({ id, live, past, turn }) {
   if (!all.length)
     return html`<${Empty} text=${past || live ? "The job has no checkpoint yet." : "Reading the job's folder…"} />`;
   const timed = all.filter((each) => each.parts.length);
-  const newest = all.findLast((each) => each.state === "complete");
+  // The log of events does not say what was deleted.
+  const newest = all.findLast((each) => each.state === "complete" && (live || each.in_storage));
   const failed = all.filter((each) => each.state === "failed");
   const counts = live ? live.status.checkpoints : null;
   const mean = (list, value) => (list.length ? list.reduce((sum, each) => sum + value(each), 0) / list.length : null);

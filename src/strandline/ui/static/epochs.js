@@ -100,7 +100,9 @@ function Timeline({ id, live, turn }) {
     return section(html`<${Empty} text="The log of events on this machine has no epoch of this job: its drivers write it into their local_dir, ten seconds after the first epoch at the latest." />`);
   const uids = uidsOf(steps);
   const names = namesOf(uids);
-  const busy = (each) => Math.min(1, each.took_ms / history.step_ms);
+  // The first step and the last are not whole.
+  const length = (each) => Math.max(1, (each === steps.at(-1) ? each.ended_ms : each.at_ms + history.step_ms) - (each === steps[0] ? each.began_ms : each.at_ms));
+  const busy = (each) => Math.min(1, each.took_ms / length(each));
   const span = (at_ms) => `${moment(at_ms)} – ${clock(at_ms + history.step_ms)}`;
   const breaks = (at_ms) => history.interruptions.filter((each) => each.at_ms >= at_ms && each.at_ms < at_ms + history.step_ms);
   const tell = (each) =>
@@ -114,7 +116,7 @@ function Timeline({ id, live, turn }) {
     const each = byTime.get(at_ms);
     columns.push({
       key: at_ms,
-      parts: each ? partsOf(each, uids).map((part) => ({ ...part, value: part.value / history.step_ms })) : [],
+      parts: each ? partsOf(each, uids).map((part) => ({ ...part, value: part.value / length(each) })) : [],
       bad: breaks(at_ms).length > 0,
       tell: (each ? tell(each) : `${span(at_ms)}: no epoch ended.`) + told(at_ms),
     });
@@ -143,7 +145,7 @@ function Timeline({ id, live, turn }) {
         { name: "From", text: (each) => moment(each.at_ms) },
         { name: "Epochs", text: (each) => number(each.epochs), right: true },
         { name: "Rows", text: (each) => number(each.rows), right: true },
-        { name: "Rate", text: (each) => rate((1000 * each.rows) / history.step_ms), right: true },
+        { name: "Rate", text: (each) => rate((1000 * each.rows) / length(each)), right: true },
         { name: "Slowest epoch", text: (each) => `${number(each.slowest)}: ${duration(each.slowest_ms)}`, right: true },
         { name: "Plan", text: (each) => duration(each.plan_ms), right: true },
         ...uids.map((uid) => ({ name: `${uid}: slowest (mean)`, text: (each) => operatorTime(each, uid), right: true })),
