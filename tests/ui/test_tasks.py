@@ -126,19 +126,29 @@ def test_which_checkpoint_failed_and_why(here: Visit) -> None:
 
 
 def test_which_function_takes_the_time(here: Visit) -> None:
-    go(here, "Functions")
-    here.page.get_by_role("button", name="Take samples").press("Enter")
+    main = go(here, "Functions")
+    flames = main.get_by_role("group", name="Flame graph of score")
+    own = flames.get_by_role("button", name=re.compile(r"Score\.on_event, <?\d+ %"))
+    # An epoch may be short, and few samples fall into it: who asks once more sees more.
+    for _ in range(6):
+        main.get_by_role("button", name="Take samples").press("Enter")
+        main.get_by_role("button", name="Taking samples…").wait_for()
+        main.get_by_role("button", name="Take samples").wait_for()
+        if own.count():
+            break
+    assert own.first.inner_text() == "Score.on_event"
     functions = rows(here, "Functions of score")
     shares = [int(re.sub(r"\D", "", each["Itself"]) or 0) for each in functions]
     assert shares == sorted(shares, reverse=True)
-    assert any("Score.on_event" in each["Function"] for each in functions)
-    here.page.get_by_text("in the program's own functions").first.wait_for()
+    main.get_by_text("in the program's own functions").first.wait_for()
 
 
 def test_which_files_does_a_checkpoint_share_with_the_one_before(here: Visit) -> None:
     main = go(here, "Checkpoints")
     main.get_by_text("The files of one checkpoint").press("Enter")
-    answer = main.get_by_text(re.compile(r"shares \d+ of its \d+ files with checkpoint")).inner_text()
+    shown = main.get_by_text(re.compile(r"shares \d+ of its \d+ files with checkpoint"))
+    shown.wait_for(state="visible")
+    answer = shown.inner_text()
     found = re.match(r"Checkpoint (\d+) shares (\d+) of its (\d+) files with checkpoint (\d+): .* of ", answer)
     assert found is not None, answer
     number, shared, every, before = (int(each) for each in found.groups())
@@ -192,11 +202,11 @@ def test_where_did_the_time_go_before_the_job_was_killed(here: Visit, shop: Shop
     here.page.get_by_text("killed", exact=True).wait_for()
     main = go(here, "Epochs")
     main.get_by_role("heading", name="Where its epochs' time went").wait_for()
+    steps = rows(here, "Epochs in steps of time")
     legend = " ".join(main.get_by_role("listitem").all_inner_texts())
     shares = [int(each) for each in re.findall(r"(\d+) %", legend)]
     assert re.search(r"plan .* operator score .* operator revenue .* Spark reads", legend), legend
     assert 97 <= sum(shares) <= 103
-    steps = rows(here, "Epochs in steps of time")
     assert sum(int(each["Rows"].replace(",", "")) for each in steps) > 0
     # At most the last ten seconds are missing.
     last = int(main.get_by_role("term").filter(has_text="Last epoch").locator("xpath=..").inner_text().split()[2])
