@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from strandline.control import rotated
 from strandline.control.events import (
     AttemptBegin,
     CheckpointEnd,
+    EpochsEnd,
     Event,
     EventLog,
     InterruptionEnd,
@@ -23,6 +25,7 @@ from strandline.control.events import (
     as_markdown,
     read_events,
 )
+from strandline.control.recent import OperatorTime
 from strandline.core.clock import SystemClock
 from tests.control.fake import RECENT, STATS
 
@@ -31,6 +34,7 @@ EVENTS: list[Event] = [
     StateChange(state="failed", failure="it broke\nbadly"),
     AttemptBegin(generation=3, checkpoint=None, epoch=0, parallelism={"detect": 2}),
     CheckpointEnd.of(STATS),
+    EpochsEnd.of(RECENT.epochs),
     InterruptionEnd.of(RECENT.interruptions[0]),
     KeeperReplacement(operator="detect", partition=1, pid=7, host="here", cause="signal 9"),
     SavepointEnd(url="file:///sp", form="native", checkpoint=7, epoch=12, total_bytes=1, duration_ms=2),
@@ -48,13 +52,13 @@ def test_each_line_is_an_event_and_says_whose_it_is(log: EventLog) -> None:
         log.write(event)
     lines = [json.loads(line) for line in log.path.read_text().splitlines()]
     assert [line["event"] for line in lines] == [
-        "state", "begin", "checkpoint", "interruption", "keeper_replaced", "savepoint", "killed",
+        "state", "begin", "checkpoint", "epochs", "interruption", "keeper_replaced", "savepoint", "killed",
     ]  # fmt: skip
     for line in lines:
         assert (line["schema"], line["job"], line["directory"]) == (1, "alerts", "file:///ck")
         assert datetime.fromisoformat(line["at"]).utcoffset() is not None
     assert lines[2]["phases"] == {"waits_ms": 1250.0, "epoch_ms": 480.5, "durable_ms": 95.0, "published_ms": 21.7}
-    assert lines[3] | {"cause": "it broke\nbadly", "down_ms": 2500, "repeated_rows": 250} == lines[3]
+    assert lines[4] | {"cause": "it broke\nbadly", "down_ms": 2500, "repeated_rows": 250} == lines[4]
     assert read_events(log.path) == EVENTS
     assert log.path.stat().st_mode & 0o777 == 0o600
 
@@ -66,7 +70,8 @@ def test_a_log_of_events_is_bounded(log: EventLog, monkeypatch: pytest.MonkeyPat
     older = log.path.with_name("events.jsonl.1")
     assert sorted(log.path.parent.iterdir()) == [log.path, older]
     assert older.stat().st_size <= 1000
-    assert 0 < len(read_events(log.path)) < 50
+    lines = len(log.path.read_bytes().splitlines()) + len(older.read_bytes().splitlines())
+    assert 0 < len(log.path.read_bytes().splitlines()) < len(read_events(log.path)) == lines < 50
 
 
 def test_a_part_of_a_line_spoils_no_other(log: EventLog) -> None:
@@ -78,6 +83,35 @@ def test_a_part_of_a_line_spoils_no_other(log: EventLog) -> None:
     first, part, *others = log.path.read_bytes().splitlines()
     assert (first + b"\n", part) == (whole, whole[:20])
     assert [json.loads(line)["event"] for line in others] == ["begin", "checkpoint"]
+    assert read_events(log.path) == EVENTS[:3]
+
+
+def test_events_of_others_and_of_other_versions_are_left_out(log: EventLog) -> None:
+    log.write(EVENTS[0])
+    other = replace(log, directory="file:///other")
+    other.write(EVENTS[1])
+    line = json.loads(log.path.read_bytes().splitlines()[0])
+    with log.path.open("a") as file:
+        file.write(json.dumps(line | {"event": "comes later"}) + "\n" + json.dumps(line | {"more": 1}) + "\n[7]\n")
+    assert read_events(log.path) == [EVENTS[0], EVENTS[1], EVENTS[0]]
+    assert read_events(log.path, lambda directory: directory == "file:///other") == [EVENTS[1]]
+
+
+def test_the_sum_of_epochs() -> None:
+    first, second = RECENT.epochs
+    slow = replace(second, epoch=13, ended_ms=second.ended_ms + 1000, took_ms=900.0, pause_ms=7.0, operators=[
+        OperatorTime("detect", 1, 500.0, 10.0, 300.0),
+    ])  # fmt: skip
+    event = EpochsEnd.of([first, second, slow])
+    assert (event.first, event.last, event.epochs, event.rows) == (11, 13, 3, 1100 + 1200 + 1200)
+    assert (event.began_ms, event.ended_ms) == (first.ended_ms - 400, slow.ended_ms)
+    assert (event.took_ms, event.plan_ms, event.pause_ms) == (1700.0, 240.0, 7.0)
+    assert (event.slowest, event.slowest_ms) == (13, 900.0)
+    # Partition 1 was slowest only once, and for longer than partition 0 in two epochs.
+    assert event.operators == (
+        OperatorTime("detect", 1, 920.0, 70.0, 600.0), OperatorTime("top", 0, 80.0, 10.0, 80.0),
+    )  # fmt: skip
+    assert EpochsEnd.sum([EpochsEnd.of([first]), EpochsEnd.of([second, slow])]) == event
 
 
 def test_a_log_without_its_directory_fails_for_nobody(tmp_path: Path) -> None:
@@ -92,7 +126,11 @@ def test_the_schema_is_stable() -> None:
         "AttemptBegin": ("generation", "checkpoint", "epoch", "parallelism"),
         "CheckpointEnd": (
             "checkpoint", "status", "mode", "epoch", "triggered_ms", "duration_ms", "uploaded_bytes", "total_bytes",
-            "phases", "failure",
+            "phases", "failure", "acknowledged", "total_partitions",
+        ),
+        "EpochsEnd": (
+            "first", "last", "epochs", "began_ms", "ended_ms", "rows", "took_ms", "plan_ms", "slowest", "slowest_ms",
+            "pause_ms", "operators",
         ),
         "InterruptionEnd": ("kind", "began_ms", "down_ms", "cause", "checkpoint", "repeated_rows"),
         "KeeperReplacement": ("operator", "partition", "pid", "host", "cause"),

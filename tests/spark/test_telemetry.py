@@ -18,6 +18,7 @@ from strandline.control import journal
 from strandline.control.events import (
     AttemptBegin,
     CheckpointEnd,
+    EpochsEnd,
     InterruptionEnd,
     KeeperReplacement,
     RunKilled,
@@ -139,6 +140,12 @@ def test_a_restart_is_seen_in_metrics_spans_events_and_lineage(spark: Any, case:
     ended = [event for event in events if isinstance(event, CheckpointEnd)]
     assert {event.status for event in ended} >= {"completed"}
     assert [event.checkpoint for event in ended] == sorted(event.checkpoint for event in ended)
+    # No epoch of either attempt is missing, and their times are those of the operators.
+    of_epochs = [event for event in events if isinstance(event, EpochsEnd)]
+    numbers = {number for event in of_epochs for number in range(event.first, event.last + 1)}
+    assert numbers == set(range(1, max(epochs) + 1))
+    assert sum(event.rows for event in of_epochs) == len(case.events) + repeated
+    assert all(sum(each.busy_ms for each in event.operators) > 0 for event in of_epochs if event.rows)
 
 
 def test_a_keeper_that_is_replaced_alone_is_counted_and_a_savepoint_is_an_event(spark: Any, case: Case) -> None:

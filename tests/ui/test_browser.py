@@ -7,27 +7,19 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from strandline.control.client import call, find_drivers
-from strandline.control.commands import STATUS, NoArguments
-from strandline.control.status import Status
 from tests.browser import Visit, chromium, needs_chromium, open_page
+from tests.ui.showing import Shop, shown_shop
 
 __all__ = ["chromium"]
 
-ROOT = Path(__file__).parents[2]
 SHOTS = os.environ.get("STRANDLINE_SHOTS")
 PICTURES = {"graph": 900, "checkpoints": 1200, "time": 760, "functions": 800}
 """Views with pictures in the docs, and their heights."""
@@ -37,63 +29,16 @@ VIEWS = {
     "difference": "select[name=before]",
 }  # fmt: skip
 """By name, what a view has when it is drawn."""
-PATIENCE_S = 400.0
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900), needs_chromium]
 
 
-def begin(*arguments: object, **more: Any) -> subprocess.Popen[str]:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
-    return subprocess.Popen([sys.executable, "-m", *map(str, arguments)], env=env, cwd=ROOT, text=True, **more)
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(30)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-@dataclass
-class Shop:
-    """The job, and the page that shows it."""
-
-    directory: Path
-    local_dir: Path
-    address: str = ""
-
-    def status(self) -> Status | None:
-        drivers = [driver for driver in find_drivers(self.local_dir) if driver.answers]
-        return call(drivers[0], STATUS, NoArguments()) if drivers else None
-
-
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    local_dir = Path(tempfile.mkdtemp(prefix="sl-"))
-    made = Shop(tmp_path_factory.mktemp("shop"), local_dir)
-    with open(made.directory / "log", "w") as log:
-        job = begin("tests.ui.shop", made.directory, local_dir, stdout=log, stderr=log)
-    page = begin(
-        "strandline.cli.main", "ui", "--local-dir", local_dir, "--port", 0, "--values", "shown",
-        stdout=subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        deadline = time.monotonic() + PATIENCE_S
+    with shown_shop(tmp_path_factory.mktemp("shop")) as made:
         # Some checkpoints, of which the oldest are deleted already, and epochs enough for a bottleneck.
-        while (status := made.status()) is None or status.epoch < 12 or status.checkpoints["completed"] < 8:
-            assert job.poll() is None, (made.directory / "log").read_text()
-            assert time.monotonic() < deadline, status
-            time.sleep(0.5)
-        assert page.stdout is not None
-        made.address = page.stdout.readline().strip()
+        made.wait_until(lambda status: status.epoch >= 12 and status.checkpoints["completed"] >= 8)
         yield made
-    finally:
-        end(page)
-        page.stdout.close()  # type: ignore[union-attr]
-        end(job)
-        shutil.rmtree(local_dir, ignore_errors=True)
 
 
 def visit(chromium: Any, shop: Shop, width: int = 1280, scheme: str = "light") -> Visit:

@@ -16,6 +16,7 @@ import uvicorn
 from strandline.control import journal
 from strandline.core.ids import CheckpointId
 from strandline.keeper.paths import Places
+from strandline.ui import jobs
 from strandline.ui.app import Page
 from strandline.ui.browse import Browser
 from strandline.ui.jobs import Jobs
@@ -131,6 +132,38 @@ def test_an_ended_and_a_killed_job(page_of: Open, alerts: FabricatedJob, local_d
     assert (job["state"], job["ended_ms"]) == ("killed", None)
 
 
+def test_a_log_has_nothing_of_a_namesake_with_another_directory(
+    page_of: Open, alerts: FabricatedJob, local_dir: Path
+) -> None:
+    places = Places(local_dir, "", "alerts")
+    places.logs.mkdir(parents=True)
+    for pid, directory in ((7, "file:///elsewhere"), (8, alerts.directory.as_uri())):
+        event = {"schema": 1, "job": "alerts", "directory": directory, "pid": pid, "event": "state", "state": "running"}
+        with places.event_log.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+    places.driver_log.write_text("".join(f"2026-01-01T00:00:00.000+00:00 {pid} INFO of {pid}\n" for pid in (7, 8, 9)))
+    client = page_of(alerts.directory)
+    log = client.get(f"/api/jobs/{only_job(client)['id']}/log").json()
+    # Of process 9 there is no event any more: it may be of this job.
+    assert [each["text"] for each in log] == ["of 8", "of 9"]
+
+
+def test_a_directory_that_cannot_be_listed_any_more_keeps_its_jobs(
+    page_of: Open, alerts: FabricatedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = page_of(alerts.directory)
+    job = only_job(client)
+    monkeypatch.setattr(jobs, "_LIST_S", 0.0)
+    monkeypatch.setattr(jobs, "_FIND_S", 0.0)
+    hidden = alerts.directory.with_name("hidden")
+    alerts.directory.rename(hidden)
+    answer = client.get("/api/jobs").json()
+    assert answer["jobs"] == [job]
+    assert "expected a directory" in answer["problem"]
+    hidden.rename(alerts.directory)
+    assert client.get("/api/jobs").json()["problem"] == ""
+
+
 def test_a_running_job_does_what_it_is_asked_for(page_of: Open, serve: Serve) -> None:
     run = FakeRun()
     serve(run, url="file:///ck")
@@ -215,7 +248,7 @@ def test_rows_sql_and_one_key_of_real_state(page_of: Open, snapshots: Made) -> N
     assert columns[0] == "key_group"
     assert 0 < len(rows["rows"]) <= 200
     answer = client.post(f"/api/jobs/{job}/query", json={"sql": f"SELECT count(*) AS n FROM {name}"}).json()
-    assert answer["columns"] == [{"name": "n", "type": "int64", "is_number": True}]
+    assert answer["columns"] == [{"name": "n", "type": "int64", "is_number": True, "is_time": False}]
     older = client.get(f"/api/jobs/{job}/rows?table={name}&checkpoint=1").json()
     assert (older["checkpoint"], rows["checkpoint"]) == (1, 2)
     bad = client.post(f"/api/jobs/{job}/query", json={"sql": "DROP TABLE x"})

@@ -5,7 +5,10 @@ Names and meanings of fields never change within a version of the schema; new fi
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,8 +17,8 @@ from typing import Any, get_args
 import msgspec
 
 from strandline.checkpoint.history import CheckpointStats, Phases
-from strandline.control.recent import Interruption
-from strandline.control.rotated import RotatedFile
+from strandline.control.recent import EpochStats, Interruption, OperatorTime
+from strandline.control.rotated import RotatedFile, older_file
 from strandline.control.status import State
 from strandline.core.clock import Clock
 
@@ -69,6 +72,9 @@ class CheckpointEnd(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint",
     phases: Phases | None = None
     """Of a completed one: waits_ms, epoch_ms, durable_ms and published_ms."""
     failure: str = ""
+    acknowledged: int = 0
+    """The number of partitions that had delivered their snapshot."""
+    total_partitions: int = 0
 
     @classmethod
     def of(cls, stats: CheckpointStats) -> CheckpointEnd:
@@ -77,6 +83,58 @@ class CheckpointEnd(msgspec.Struct, frozen=True, kw_only=True, tag="checkpoint",
             checkpoint=stats.checkpoint, status=stats.status, mode=stats.mode, epoch=stats.epoch,
             triggered_ms=stats.triggered_ms, duration_ms=stats.end_to_end_ms or 0, uploaded_bytes=stats.uploaded_bytes,
             total_bytes=stats.total_bytes, phases=stats.phases, failure=stats.failure,
+            acknowledged=stats.acknowledged, total_partitions=stats.total_partitions,
+        )  # fmt: skip
+
+
+class EpochsEnd(msgspec.Struct, frozen=True, kw_only=True, tag="epochs", tag_field="event"):
+    """Epochs have ended: the sum of those of ten seconds, or the figures of one that took longer."""
+
+    first: int
+    last: int
+    """The numbers of the first and the last epoch. An epoch that a restart repeats counts again."""
+    epochs: int
+    began_ms: int
+    """When the first began, in Unix time, and when the last ended."""
+    ended_ms: int
+    rows: int
+    took_ms: float
+    """Of all of them, as plan_ms and the times of operators: each epoch's slowest partition."""
+    plan_ms: float
+    slowest: int
+    """The epoch that took longest."""
+    slowest_ms: float
+    pause_ms: float
+    """The longest pause for a checkpoint's synchronous part."""
+    operators: tuple[OperatorTime, ...]
+    """Of each: uid, partition (the one that was slowest most of the time), busy_ms, wait_ms and mean_busy_ms."""
+
+    @classmethod
+    def of(cls, epochs: Iterable[EpochStats]) -> EpochsEnd:
+        """Return the sum of epochs, of at least one."""
+        return cls.sum([
+            cls(
+                first=each.epoch, last=each.epoch, epochs=1, began_ms=int(each.ended_ms - each.took_ms),
+                ended_ms=each.ended_ms, rows=each.rows, took_ms=each.took_ms, plan_ms=each.plan_ms,
+                slowest=each.epoch, slowest_ms=each.took_ms, pause_ms=each.pause_ms, operators=tuple(each.operators),
+            )
+            for each in epochs
+        ])  # fmt: skip
+
+    @classmethod
+    def sum(cls, parts: Sequence[EpochsEnd]) -> EpochsEnd:
+        """Return the sum of events, of at least one, oldest first."""
+        slowest = max(parts, key=lambda each: each.slowest_ms)
+        by_uid: dict[str, list[OperatorTime]] = {}
+        for operator in (one for each in parts for one in each.operators):
+            by_uid.setdefault(operator.uid, []).append(operator)
+        return cls(
+            first=parts[0].first, last=parts[-1].last, epochs=sum(each.epochs for each in parts),
+            began_ms=min(each.began_ms for each in parts), ended_ms=max(each.ended_ms for each in parts),
+            rows=sum(each.rows for each in parts), took_ms=_total(parts, lambda each: each.took_ms),
+            plan_ms=_total(parts, lambda each: each.plan_ms), slowest=slowest.slowest, slowest_ms=slowest.slowest_ms,
+            pause_ms=max(each.pause_ms for each in parts),
+            operators=tuple(_time_of(uid, of_operator) for uid, of_operator in by_uid.items()),
         )  # fmt: skip
 
 
@@ -126,7 +184,16 @@ class SavepointEnd(msgspec.Struct, frozen=True, kw_only=True, tag="savepoint", t
     duration_ms: int
 
 
-Event = StateChange | RunKilled | AttemptBegin | CheckpointEnd | InterruptionEnd | KeeperReplacement | SavepointEnd
+Event = (
+    StateChange
+    | RunKilled
+    | AttemptBegin
+    | CheckpointEnd
+    | EpochsEnd
+    | InterruptionEnd
+    | KeeperReplacement
+    | SavepointEnd
+)
 
 
 @dataclass
@@ -153,10 +220,44 @@ class EventLog:
         self._file.append(msgspec.json.encode(line) + b"\n")
 
 
-def read_events(path: Path) -> list[Event]:
-    """Return the events of a log, oldest first, without what is common to all."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return [msgspec.json.decode(line, type=Event) for line in lines]
+class _Owner(msgspec.Struct):
+    """The fields of all events that say whose they are."""
+
+    directory: str
+    pid: int
+
+
+def read_events(path: Path, is_wanted: Callable[[str], bool] = lambda directory: True) -> list[Event]:
+    """Return the events of a log, also of its older file, oldest first, without what is common to all.
+
+    With `is_wanted`, only those of jobs with such a checkpoint directory. What another version wrote, or a full disk
+    cut off, is left out.
+    """
+    events: list[Event] = []
+    for line, owner in _read(path):
+        if is_wanted(owner.directory):
+            with contextlib.suppress(msgspec.DecodeError):
+                events.append(msgspec.json.decode(line, type=Event))
+    return events
+
+
+def drivers_of(path: Path) -> dict[int, set[str]]:
+    """Return the checkpoint directories of the drivers that wrote events into a log, by their pids."""
+    drivers: dict[int, set[str]] = {}
+    for _, owner in _read(path):
+        drivers.setdefault(owner.pid, set()).add(owner.directory)
+    return drivers
+
+
+def _read(path: Path) -> Iterator[tuple[bytes, _Owner]]:
+    for each in (older_file(path), path):
+        lines: list[bytes] = []
+        with contextlib.suppress(OSError):
+            lines = each.read_bytes().splitlines()
+        for line in lines:
+            with contextlib.suppress(msgspec.DecodeError):
+                owner = msgspec.json.decode(line, type=_Owner)
+                yield line, owner
 
 
 def as_markdown() -> str:
@@ -167,3 +268,18 @@ def as_markdown() -> str:
         config: Any = kind.__struct_config__
         rows.append(f"| `{config.tag}` | {kind.__doc__} | {names} |")
     return "\n".join(rows) + "\n"
+
+
+def _total(parts: Iterable[Any], value: Callable[[Any], float]) -> float:
+    return round(sum(map(value, parts)), 3)
+
+
+def _time_of(uid: str, parts: Sequence[OperatorTime]) -> OperatorTime:
+    by_partition: defaultdict[int, float] = defaultdict(float)
+    for each in parts:
+        by_partition[each.partition] += each.busy_ms
+    return OperatorTime(
+        uid, max(by_partition, key=lambda partition: by_partition[partition]),
+        _total(parts, lambda each: each.busy_ms), _total(parts, lambda each: each.wait_ms),
+        _total(parts, lambda each: each.mean_busy_ms),
+    )  # fmt: skip

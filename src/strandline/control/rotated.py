@@ -24,13 +24,18 @@ class RotatedFile:
         with self._lock, contextlib.suppress(OSError):
             with contextlib.suppress(FileNotFoundError):
                 if self.path.stat().st_size + len(data) > MAX_BYTES:
-                    self.path.replace(self.path.with_name(self.path.name + ".1"))
+                    self.path.replace(older_file(self.path))
             with open(self.path, "a+b", opener=_open_private) as file:
                 if file.tell():
                     # A full disk may have left a part of a line.
                     file.seek(-1, os.SEEK_END)
                     data = data if file.read(1) == b"\n" else b"\n" + data
                 file.write(data)
+
+
+def older_file(path: Path) -> Path:
+    """Return the file that a file of lines is renamed to at its limit."""
+    return path.with_name(path.name + ".1")
 
 
 def _open_private(path: str, flags: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,13 +19,15 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from strandline.control.driverlog import read_entries
+from strandline.control.events import drivers_of
 from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError, UnavailableError
 from strandline.core.version import VERSION
 from strandline.keeper.paths import Places
 from strandline.ui.actions import Actions
 from strandline.ui.browse import Browser
 from strandline.ui.guard import Guard
-from strandline.ui.jobs import Job, Jobs
+from strandline.ui.history import read_history
+from strandline.ui.jobs import Job, Jobs, url_of
 from strandline.ui.live import LiveJob, Viewer
 from strandline.ui.past import read_past
 
@@ -79,6 +81,7 @@ class Page:
                 Route("/api/events", self._events(self._jobs, 2 * _EVENT_S)),
                 Route(f"{job}/events", self._job_events),
                 Route(f"{job}/past", _endpoint(self._past)),
+                Route(f"{job}/history", _endpoint(self._history)),
                 Route(f"{job}/log", _endpoint(self._log)),
                 Route(f"{job}/tables", _endpoint(self._tables)),
                 Route(f"{job}/rows", _endpoint(self._rows)),
@@ -98,6 +101,7 @@ class Page:
             "read_only": self.read_only,
             "local_dir": str(self.jobs.local_dir),
             "jobs": [_summary(job) for job in self.jobs.all()],
+            "problem": self.jobs.problem,
         }
 
     async def _job_events(self, request: Request) -> Response:
@@ -129,8 +133,22 @@ class Page:
     def _past(self, request: Request, _: bytes) -> Any:
         return read_past(self.jobs.directory_of(self._job(request)))
 
+    def _history(self, request: Request, _: bytes) -> Any:
+        job, hours = self._job(request), request.query_params.get("hours", "0")
+        if not hours.isdecimal():
+            raise ConfigurationError(f"'{hours}' is no number of hours")
+        return read_history(self._places(job).event_log, _is_of(job), int(hours))
+
     def _log(self, request: Request, _: bytes) -> Any:
-        return read_entries(Places(self.jobs.local_dir, "", self._job(request).name).driver_log)
+        job = self._job(request)
+        places, is_its = self._places(job), _is_of(job)
+        # Jobs of one name and other directories have the same log.
+        drivers = drivers_of(places.event_log)
+        others = {pid for pid, directories in drivers.items() if not any(map(is_its, directories))}
+        return [each for each in read_entries(places.driver_log) if each.pid not in others]
+
+    def _places(self, job: Job) -> Places:
+        return Places(self.jobs.local_dir, "", job.name)
 
     def _tables(self, request: Request, _: bytes) -> Any:
         return self.browser.tables(self._snapshot(request))
@@ -165,6 +183,11 @@ class Page:
         if number and not number.isdecimal():
             raise ConfigurationError(f"'{number}' is no number of a checkpoint")
         return f"{job.url}/chk-{number}" if number else job.url
+
+
+def _is_of(job: Job) -> Callable[[str], bool]:
+    """Return a check whether a checkpoint directory is the one of a job."""
+    return cache(lambda directory: url_of(job.name, directory) == job.url)
 
 
 def _summary(job: Job) -> dict[str, Any]:

@@ -27,6 +27,8 @@ from strandline.types.jsonforms import to_json
 from strandline.ui.jobs import Job
 
 _MOST_ROWS = 200
+_MOST_POINTS = 2000
+"""Rows of the result of a query, which may be plotted."""
 _MOST_CHARS = 500
 """Of one cell."""
 _MOST_CHECKPOINTS = 12
@@ -71,7 +73,7 @@ class Browser:
         """Return the first rows of a SELECT over a snapshot's tables."""
         self._check()
         with self._alone(), pinned_snapshot(url, self.options) as snapshot, query(snapshot, sql, self.options) as rows:
-            return _result(snapshot, rows.schema, rows)
+            return _result(snapshot, rows.schema, rows, _MOST_POINTS)
 
     def difference(self, before: str, after: str, sample: float) -> dict[str, Any]:
         """Return the numbers of keys that two snapshots have in another way, and some of these keys."""
@@ -153,16 +155,21 @@ def _now(driver: Driver, table: str, key: Any, columns: int) -> dict[str, Any]:
     return {"epoch": answer.epoch, "value": None if answer.values[0] is None else _cell(answer.values[0])}
 
 
-def _result(snapshot: Snapshot, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:
+def _result(
+    snapshot: Snapshot, schema: pa.Schema, batches: Iterable[pa.RecordBatch], most: int = _MOST_ROWS
+) -> dict[str, Any]:
     rows: list[list[str | None]] = []
-    for batch in first_rows(batches, _MOST_ROWS + 1):
+    for batch in first_rows(batches, most + 1):
         rows += [[*map(_cell, row)] for row in zip(*map(plain_column, batch.columns), strict=True)]
     return {
         "checkpoint": snapshot.manifest.checkpoint,
         "epoch": snapshot.manifest.epoch,
-        "columns": [{"name": each.name, "type": str(each.type), "is_number": _is_number(each.type)} for each in schema],
-        "rows": rows[:_MOST_ROWS],
-        "has_more": len(rows) > _MOST_ROWS,
+        "columns": [
+            {"name": name, "type": str(kind), "is_number": _is_number(kind), "is_time": _is_time(kind)}
+            for name, kind in zip(schema.names, schema.types, strict=True)
+        ],
+        "rows": rows[:most],
+        "has_more": len(rows) > most,
     }
 
 
@@ -179,6 +186,10 @@ def _key(key: KeyDiff) -> dict[str, Any]:
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
 def _cell(value: Any) -> str | None:

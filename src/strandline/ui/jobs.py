@@ -19,6 +19,8 @@ from strandline.snapshot.opening.snapshot import as_job, job_paths, open_folder,
 _FIND_S = 1.0
 _LIST_S = 10.0
 """How long a list of a directory counts: object storage charges for each."""
+_LIST_WAIT_S = 1.0
+"""How long a request waits for a new one, before it has the last one."""
 _TIMEOUT_S = 2.0
 
 
@@ -61,7 +63,11 @@ class Jobs:
         self.names = [each for each in self.wanted if not is_directory(each)]
         self._lock = threading.Lock()
         self._newest: tuple[float, list[Job]] | None = None
-        self._in_storage: tuple[float, list[Job]] | None = None
+        self._in_storage: list[Job] | None = None
+        self._listed_s = 0.0
+        self._listing: threading.Thread | None = None
+        self.problem = ""
+        """Why the directories cannot be listed now: their jobs are those of the last list."""
 
     def all(self) -> list[Job]:
         """Return the jobs by name; those that run come first."""
@@ -98,9 +104,26 @@ class Jobs:
         return not self.wanted or job.name in self.names or job.url in in_storage
 
     def _in_directories(self) -> list[Job]:
-        if self._in_storage is None or time.monotonic() - self._in_storage[0] > _LIST_S:
-            self._in_storage = time.monotonic(), [job for each in self._directories for job in self._in_directory(each)]
-        return self._in_storage[1]
+        """Return the jobs of the directories. Storage that hangs holds up only the first list."""
+        if self._in_storage is None:
+            self._in_storage = self._list()
+        elif time.monotonic() - self._listed_s > _LIST_S and not (self._listing and self._listing.is_alive()):
+            self._listing = threading.Thread(target=self._list_again, name="strandline-ui-list", daemon=True)
+            self._listing.start()
+            self._listing.join(_LIST_WAIT_S)
+            self.problem = "their storage does not answer" if self._listing.is_alive() else self.problem
+        return self._in_storage
+
+    def _list(self) -> list[Job]:
+        jobs = [job for each in self._directories for job in self._in_directory(each)]
+        self._listed_s = time.monotonic()
+        return jobs
+
+    def _list_again(self) -> None:
+        try:
+            self._in_storage, self.problem = self._list(), ""
+        except StrandlineError as error:
+            self.problem, self._listed_s = error.message, time.monotonic()
 
     def _in_directory(self, directory: str) -> list[Job]:
         folder = open_folder(directory, self.options, fsync=False)
@@ -122,8 +145,14 @@ def is_directory(argument: str) -> bool:
     return "/" in argument or argument in (".", "..") or Path(argument).is_dir()
 
 
-def _job(name: str, directory: str) -> Job:
+def url_of(name: str, directory: str) -> str:
+    """Return the url of a job's own folder in a checkpoint directory, one and the same however that is written."""
     url = plain_url(f"{directory.rstrip('/')}/{quote(name)}")
-    if url.startswith("file://"):
-        url = Path(unquote(urlsplit(url).path)).resolve().as_uri()
+    parts = urlsplit(url)
+    path = unquote(parts.path)
+    return Path(path).resolve().as_uri() if parts.scheme == "file" else f"{parts.scheme}://{parts.netloc}{quote(path)}"
+
+
+def _job(name: str, directory: str) -> Job:
+    url = url_of(name, directory)
     return Job(hashlib.sha256(url.encode()).hexdigest()[:12], name, url)

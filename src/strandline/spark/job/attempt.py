@@ -21,7 +21,7 @@ from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.retention import Holds
 from strandline.control.announcements import tell
-from strandline.control.events import CheckpointEnd, EventLog
+from strandline.control.events import CheckpointEnd, EpochsEnd, EventLog
 from strandline.control.profile import PartitionProfile
 from strandline.control.status import SinkStatus, SourceStatus
 from strandline.core.clock import Clock
@@ -56,6 +56,8 @@ _COLLECT_S = 0.02
 _STANDBY_S = 2.0
 """The interval of polls that ask standbys whether they have the newest checkpoint."""
 _FENCE_CHECK_S = 5.0
+_EPOCHS_S = 10.0
+"""The interval of events of epochs: what a kill leaves out."""
 _DELIVERY_TIMEOUT_S = 60.0
 """How long a finished job waits for the targets of its sinks."""
 
@@ -128,6 +130,8 @@ class Attempt:
     _final: Future[CheckpointId] | None = field(default=None, init=False)
     _times: TimeWatch = field(init=False)
     _has_reported: bool = field(default=False, init=False)
+    _recorded_s: float = field(default=0.0, init=False)
+    """When the last event of epochs was written."""
     _has_released: bool = field(default=False, init=False)
     _undelivered_since: float = field(default=0.0, init=False)
     _finished_us: int | None = field(default=None, init=False)
@@ -175,7 +179,7 @@ class Attempt:
                 self._commits.completed(completed)
                 self._cleaner.completed(self.coordinator.oldest_live, self.claim.check)
                 self._release_claimed()
-            self._record_checkpoints()
+            self._record_ends()
             self._sources.deliver(self._watch.has_looked)
             self._watch.check_clock()
             self._poll_if_idle()
@@ -296,7 +300,7 @@ class Attempt:
         """End the run and its keepers; with `forget`, delete their local copies too."""
         end(self._b, "the run ended", self.driver, self.query, self.coordinator, self._fleet, self._cleanup, forget)
         with _suppressed_errors():
-            self._record_checkpoints()
+            self._record_ends(is_last=True)
         with _suppressed_errors():
             self._b.places.forget_failures(self.claim.generation)
 
@@ -309,9 +313,13 @@ class Attempt:
             work = f"{progress.last_rows:,} rows in {progress.last_epoch_ms / 1000:.1f} s"
             tell(f"job '{self._b.name}': epoch {progress.epoch} is the first to be done, {work}")
 
-    def _record_checkpoints(self) -> None:
+    def _record_ends(self, *, is_last: bool = False) -> None:
         for stats in self.coordinator.take_ended():
             self._b.events.write(CheckpointEnd.of(stats))
+        now_s = time.monotonic()
+        if (is_last or now_s - self._recorded_s > _EPOCHS_S) and (epochs := self.driver.progress.take_ended()):
+            self._recorded_s = now_s
+            self._b.events.write(EpochsEnd.of(epochs))
 
     def _report_checkpoint(self, number: CheckpointId) -> None:
         for stats in self.coordinator.history:

@@ -19,6 +19,7 @@ _LATE_ROWS = "late_rows"
 _FAILED_EVENTS = "failed_events"
 _WINDOW_S = 10.0
 _RECENT_EPOCHS = 300
+_MOST_UNRECORDED = 10_000
 
 
 class Rate:
@@ -100,6 +101,8 @@ class JobProgress:
     rate: Rate = field(default_factory=Rate)
     recent: deque[EpochStats] = field(default_factory=lambda: deque(maxlen=_RECENT_EPOCHS))
     """The last epochs, oldest first."""
+    _unrecorded: deque[EpochStats] = field(default_factory=lambda: deque(maxlen=_MOST_UNRECORDED))
+    """Those that `take_ended` has not returned."""
 
     @classmethod
     def after(cls, epoch: Epoch, totals: Mapping[str, int]) -> JobProgress:
@@ -112,11 +115,17 @@ class JobProgress:
         by_uid: dict[str, list[Ack]] = {}
         for ack in acks:
             by_uid.setdefault(ack.uid, []).append(ack)
-        self.recent.append(EpochStats(
+        stats = EpochStats(
             self.epoch, now_ms, self.last_rows, round(self.last_epoch_ms, 3), round(plan_ms, 3),
             max((ack.pause_ms for ack in acks), default=0.0), checkpoint,
             [_time_of(uid, of_operator) for uid, of_operator in by_uid.items()],
-        ))  # fmt: skip
+        )  # fmt: skip
+        self.recent.append(stats)
+        self._unrecorded.append(stats)
+
+    def take_ended(self) -> list[EpochStats]:
+        """Return the epochs that have ended since the last call, for another thread."""
+        return [self._unrecorded.popleft() for _ in range(len(self._unrecorded))]
 
     def counted(self) -> Totals:
         """Return the counts of this attempt alone."""

@@ -14,7 +14,7 @@ import { PartitionsView } from "./partitions.js";
 import { Empty, Failure, State } from "./parts.js";
 import { RestartsView } from "./restarts.js";
 import { StateView } from "./state.js";
-import { firstLine, html, moment, render, useAnswer, useEffect, useEvents, useRef, useState } from "./lib.js";
+import { firstLine, html, moment, render, useAnswer, useEffect, useEvents, useKept, useRef, useState } from "./lib.js";
 
 const VIEWS = [
   ["graph", "Graph", GraphView],
@@ -56,6 +56,7 @@ function Page() {
       <span class="version">${all && all.version ? `${all.version}${all.read_only ? ", read-only" : ""}` : ""}</span>
     </header>
     ${all && all.lost ? html`<p class="lost" role="status">The page's server does not answer. Figures are as of the last answer; is "strandline ui" still running?</p>` : ""}
+    ${all && all.problem ? html`<p class="lost" role="status">The directories of checkpoints cannot be listed: ${firstLine(all.problem)}. Jobs are as of the last list; those of this machine are shown as they are.</p>` : ""}
     ${error ? html`<main id="main" tabindex="-1"><${Failure} of=${error} /></main>` : ""}
     ${!all || error || all.lost === undefined
       ? ""
@@ -124,7 +125,7 @@ function Job({ id, view, rest, all, known }) {
         ${past && past.error ? html`<${Failure} of=${past} />` : ""}
         ${live === null
           ? html`<${Empty} text="Asking the job's driver…" />`
-          : html`<${View} id=${id} live=${figures} past=${past && past.checkpoints ? past : null} all=${all} rest=${rest} known=${known} />`}
+          : html`<${View} id=${id} live=${figures} past=${past && past.checkpoints ? past : null} turn=${turn} all=${all} rest=${rest} known=${known} />`}
       </main>
     </div>
   `;
@@ -136,15 +137,6 @@ function headline(known, live) {
   if (known.state === "failed") return `at ${moment(known.ended_ms)}: ${firstLine(known.failure)}`;
   if (known.ended_ms) return `at ${moment(known.ended_ms)}`;
   return known.url;
-}
-
-// The former answer while the next one is awaited.
-function useKept(answer) {
-  const [kept, setKept] = useState(null);
-  useEffect(() => {
-    if (answer) setKept(answer);
-  }, [answer]);
-  return answer || kept;
 }
 
 render(html`<${Page} />`, document.getElementById("page"));

@@ -3,7 +3,7 @@
 import { Columns } from "./columns.js";
 import { FilesPicture } from "./files.js";
 import { Empty, Facts, Legend, Section, Table } from "./parts.js";
-import { age, clock, duration, firstLine, html, moment, number, plural, size } from "./lib.js";
+import { age, clock, duration, firstLine, html, moment, number, plural, size, useAnswer, useKept } from "./lib.js";
 
 const PHASES = [
   ["waits_ms", "waits for its trigger", "grey"],
@@ -13,12 +13,14 @@ const PHASES = [
   ["shown_ms", "shown by sinks", "amber"],
 ];
 
-export function CheckpointsView({ live, past }) {
-  const all = merged(live, past);
+export function CheckpointsView({ id, live, past, turn }) {
+  const history = useKept(useAnswer(`api/jobs/${id}/history?hours=1`, turn));
+  const all = merged(live, past, history);
   if (!all.length)
     return html`<${Empty} text=${past || live ? "The job has no checkpoint yet." : "Reading the job's folder…"} />`;
   const timed = all.filter((each) => each.parts.length);
-  const newest = all.findLast((each) => each.state === "complete");
+  // The log of events does not say what was deleted.
+  const newest = all.findLast((each) => each.state === "complete" && (live || each.in_storage));
   const failed = all.filter((each) => each.state === "failed");
   const counts = live ? live.status.checkpoints : null;
   const mean = (list, value) => (list.length ? list.reduce((sum, each) => sum + value(each), 0) / list.length : null);
@@ -42,25 +44,25 @@ export function CheckpointsView({ live, past }) {
               label=${`Phases of the last ${timed.length} checkpoints; the table below has the figures`}
               text=${duration}
               columns=${timed.map((each) => ({
-                key: each.checkpoint,
+                key: keyOf(each),
                 parts: each.parts,
                 bad: each.state === "failed",
                 tell: `Checkpoint ${each.checkpoint} at ${clock(each.at_ms)}: ${PHASES.map(([name, title]) => `${title} ${duration(each.phases[name] || 0)}`).join(", ")}`,
               }))}
             />`
-        : html`<${Empty} text="Phases are known of checkpoints of a run that is in progress: manifests do not have them." />`}
+        : html`<${Empty} text="No checkpoint's phases are known: manifests do not have them, and this machine has no log of the job's events." />`}
     <//>
     ${failed.length
-      ? html`<${Section} title="Failures">
+      ? html`<${Section} title="Failures" about="Also of earlier runs, as long as the log of events on this machine has them.">
           <ul class="failures">
-            ${failed.toReversed().map((each) => html`<li><b>Checkpoint ${each.checkpoint}</b> at ${moment(each.at_ms)}, ${plural(each.acknowledged, "partition")} of ${each.total_partitions} had reported: ${each.reason}</li>`)}
+            ${failed.toReversed().map((each) => html`<li><b>Checkpoint ${each.checkpoint}</b> at ${moment(each.at_ms)}, ${each.total_partitions ? `${plural(each.acknowledged, "partition")} of ${each.total_partitions} had reported: ` : ""}${each.reason}</li>`)}
           </ul>
         <//>`
       : ""}
     <${Section} title="Which files each references" about="A checkpoint uploads what is new, and references the files of earlier ones. A file is deleted when no checkpoint references it.">
       ${past ? html`<${FilesPicture} past=${past} />` : html`<${Empty} text="Reading the job's folder…" />`}
     <//>
-    <${Section} title="All of them" about="Those of this run, and those that are in storage.">
+    <${Section} title="All of them" about="Those of this run, those that are in storage, and those of earlier runs that the log of events on this machine has.">
       <${Table}
         caption="Checkpoints"
         empty="none"
@@ -104,38 +106,49 @@ function InProgress({ all, live }) {
   });
 }
 
-// The checkpoints of this run, and those in storage, by number.
-function merged(live, past) {
+// A later run may use the number of one that failed.
+const keyOf = (each) => `${each.checkpoint}/${each.triggered_ms || 0}`;
+
+const NAMES = { completed: "complete", in_progress: "in progress", triggered: "in progress" };
+
+// The checkpoints in storage, those of earlier runs by the log of events, and those of this run, by number.
+function merged(live, past, history) {
   const all = new Map();
   for (const each of past ? past.checkpoints : [])
-    all.set(each.checkpoint, { ...each, at_ms: each.created_ms, took_ms: each.duration_ms, in_storage: true, phases: {}, parts: [] });
-  for (const each of live ? live.checkpoints : []) {
-    const phases = { ...(each.phases || {}), shown_ms: each.sinks.reduce((sum, sink) => sum + sink.shown_ms, 0) };
-    const names = { completed: "complete", in_progress: "in progress", triggered: "in progress" };
-    const stored = all.get(each.checkpoint) || {};
-    all.set(each.checkpoint, {
+    all.set(keyOf(each), { ...each, at_ms: each.created_ms, took_ms: each.duration_ms, in_storage: true, phases: {}, parts: [] });
+  const add = (each, more) => {
+    const stored = all.get(keyOf(each)) || {};
+    all.set(keyOf(each), {
       ...stored,
       checkpoint: each.checkpoint,
-      state: stored.state && stored.state !== "complete" ? stored.state : names[each.status] || each.status,
+      state: stored.in_storage && stored.state !== "complete" ? stored.state : NAMES[each.status] || each.status,
       epoch: each.epoch,
       mode: each.mode,
       triggered_ms: each.triggered_ms,
-      at_ms: each.completed_ms || each.triggered_ms,
-      took_ms: each.end_to_end_ms,
       uploaded_bytes: each.uploaded_bytes,
       total_bytes: each.total_bytes,
-      partitions: each.partitions.length ? each.partitions : stored.partitions || [],
-      acknowledged: each.partitions.length,
-      waits_for: each.waits_for,
+      acknowledged: each.acknowledged,
       total_partitions: each.total_partitions,
+      waits_for: [],
       reason: each.failure || stored.reason || "",
-      phases,
+      ...more,
+      partitions: more.partitions && more.partitions.length ? more.partitions : stored.partitions || [],
       parts: each.phases
-        ? PHASES.map(([name, , tone]) => ({ tone, value: phases[name] || 0 }))
+        ? PHASES.map(([name, , tone]) => ({ tone, value: more.phases[name] || 0 }))
         : each.status === "failed"
-          ? [{ tone: "grey", value: each.end_to_end_ms || 0 }]
+          ? [{ tone: "grey", value: more.took_ms || 0 }]
           : [],
     });
-  }
-  return [...all.values()].sort((a, b) => a.checkpoint - b.checkpoint);
+  };
+  for (const each of history && history.checkpoints ? history.checkpoints : [])
+    add(each, { at_ms: each.triggered_ms + each.duration_ms, took_ms: each.duration_ms, phases: each.phases || {} });
+  for (const each of live ? live.checkpoints : [])
+    add({ ...each, acknowledged: each.partitions.length }, {
+      at_ms: each.completed_ms || each.triggered_ms,
+      took_ms: each.end_to_end_ms,
+      partitions: each.partitions,
+      waits_for: each.waits_for,
+      phases: { ...(each.phases || {}), shown_ms: each.sinks.reduce((sum, sink) => sum + sink.shown_ms, 0) },
+    });
+  return [...all.values()].sort((a, b) => a.checkpoint - b.checkpoint || (a.triggered_ms || 0) - (b.triggered_ms || 0));
 }

@@ -5,8 +5,9 @@ import { html, useEffect, useRef, useState } from "./lib.js";
 const HEIGHT = 150;
 const LEAST = 7;
 
-// columns: [{key, parts: [{tone, value}], tell, bad}]; the newest that fit are shown, at the right.
-export function Columns({ columns, label, text }) {
+// columns: [{key, parts: [{tone, value}], tell, bad}]; the newest that fit with the least width are shown, at the right.
+// `ends` are the texts below the first column and the last.
+export function Columns({ columns, label, text, least = LEAST, ends = null }) {
   const place = useRef(null);
   const [width, setWidth] = useState(0);
   const [at, setAt] = useState(null);
@@ -16,10 +17,11 @@ export function Columns({ columns, label, text }) {
     setWidth(place.current.clientWidth);
     return () => observer.disconnect();
   }, []);
-  const shown = columns.slice(-Math.max(1, Math.floor((width - 56) / LEAST)));
+  const shown = columns.slice(-Math.max(1, Math.floor((width - 56) / least)));
   const total = (column) => column.parts.reduce((sum, part) => sum + part.value, 0);
-  const most = Math.max(...shown.map(total), 1);
+  const most = Math.max(...shown.map(total)) || 1;
   const step = Math.min(26, (width - 56) / shown.length);
+  const gap = step < LEAST ? 0.5 : 1.5;
   const left = width - step * shown.length;
   const y = (value) => HEIGHT - (HEIGHT - 12) * (value / most);
   const told = shown.find((each) => each.key === at) || shown.at(-1);
@@ -49,15 +51,16 @@ export function Columns({ columns, label, text }) {
                   ${column.parts.map((part) => {
                     top += part.value;
                     const tall = (HEIGHT - 12) * (part.value / most);
-                    return tall > 0.2 ? html`<rect x=${x + 0.5} y=${y(top)} width=${Math.max(1, step - 1.5)} height=${tall} class=${part.tone} />` : "";
+                    return tall > 0.2 ? html`<rect x=${x + 0.5} y=${y(top)} width=${Math.max(1, step - gap)} height=${tall} class=${part.tone} />` : "";
                   })}
-                  ${column.bad ? html`<rect x=${x + 0.5} y=${HEIGHT - 10} width=${Math.max(1, step - 1.5)} height="10" class="red" />` : ""}
+                  ${column.bad ? html`<rect x=${x + 0.5} y=${HEIGHT - 10} width=${Math.max(1, step - gap)} height="10" class="red" />` : ""}
                 </g>
               `;
             })}
           </svg>`
         : html`<div class="svg-room"></div>`}
       </div>
+      ${ends ? html`<p class="ends" style=${{ paddingLeft: `min(${Math.max(0, left)}px, calc(100% - 12rem))` }}><span>${ends[0]}</span><span>${ends[1]}</span></p>` : ""}
       <p class="told">${told ? told.tell : ""}</p>
     </div>
   `;

@@ -1,6 +1,6 @@
 // The picture of incremental checkpoints: a column for each checkpoint, a row for each file that it references.
 
-import { Empty, Legend } from "./parts.js";
+import { Empty, Legend, Table } from "./parts.js";
 import { html, number, plural, size, useState } from "./lib.js";
 
 const MOST_HEIGHT = 380;
@@ -58,5 +58,37 @@ export function FilesPicture({ past }) {
       <tbody>${sums.map((sum) => html`<tr><th scope="row">${sum.checkpoint}</th><td>${size(sum.new)}</td><td>${size(sum.shared)}</td></tr>`)}</tbody>
     </table>
     <p class="told">${told || `${plural(files.length, "file")}, ${size(past.files_bytes)} in storage${past.files_left_out ? `; ${plural(past.files_left_out, "smaller file")} left out of the picture` : ""}. The oldest checkpoint that is kept shows what it has as shared.`}</p>
+    <${FilesOf} files=${files} numbers=${numbers} />
+  `;
+}
+
+// The files of one checkpoint, and which of them the one before has, too.
+function FilesOf({ files, numbers }) {
+  const [chosen, setChosen] = useState("");
+  const checkpoint = numbers.includes(Number(chosen)) ? Number(chosen) : numbers.at(-1);
+  const before = numbers[numbers.indexOf(checkpoint) - 1];
+  const own = files.filter((file) => file.in.includes(checkpoint));
+  const isShared = (file) => file.in.includes(before);
+  const shared = own.filter(isShared);
+  return html`
+    <details class="more">
+      <summary>The files of one checkpoint</summary>
+      <p class="form"><label>Checkpoint
+        <select value=${String(checkpoint)} onChange=${(event) => setChosen(event.target.value)}>${numbers.toReversed().map((each) => html`<option value=${String(each)}>${each}</option>`)}</select>
+      </label>
+      <span>${before === undefined ? `Checkpoint ${checkpoint} is the oldest that is kept.` : `Checkpoint ${checkpoint} shares ${number(shared.length)} of its ${plural(own.length, "file")} with checkpoint ${before}: ${size(shared.reduce((sum, file) => sum + file.bytes, 0))} of ${size(own.reduce((sum, file) => sum + file.bytes, 0))}.`}</span></p>
+      <${Table}
+        caption=${`Files of checkpoint ${checkpoint}`}
+        empty="It references no file."
+        rows=${own.toSorted((a, b) => isShared(a) - isShared(b))}
+        columns=${[
+          { name: "File", text: (file) => html`<code>${file.name}</code>` },
+          { name: "Of", text: (file) => (file.uid ? `${file.uid}[${file.partition}]` : "positions of the sources") },
+          { name: "Size", text: (file) => size(file.bytes), right: true },
+          { name: "New or shared", text: (file) => (isShared(file) ? `shared with checkpoint ${before}` : before === undefined ? "–" : "new") },
+          { name: "Referenced by", text: (file) => file.in.join(", "), wide: true },
+        ]}
+      />
+    </details>
   `;
 }

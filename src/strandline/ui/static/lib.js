@@ -1,11 +1,11 @@
 // Rendering, formats of figures, and requests to the server: what all views use.
 
 import { h, render } from "./vendor/preact.js";
-import { useEffect, useRef, useState } from "./vendor/preact-hooks.js";
+import { useEffect, useMemo, useRef, useState } from "./vendor/preact-hooks.js";
 import htm from "./vendor/htm.js";
 
 export const html = htm.bind(h);
-export { render, useEffect, useRef, useState };
+export { render, useEffect, useMemo, useRef, useState };
 
 // --- figures with units
 
@@ -98,6 +98,15 @@ export function useAnswer(path, again = "") {
     };
   }, [path, again]);
   return answer && answer.path === path ? answer.value : null;
+}
+
+// The former answer while the next one is awaited.
+export function useKept(answer) {
+  const [kept, setKept] = useState(null);
+  useEffect(() => {
+    if (answer) setKept(answer);
+  }, [answer]);
+  return answer || kept;
 }
 
 // The newest event of a stream; `merge` makes the next value of the former one and an event.

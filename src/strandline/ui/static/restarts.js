@@ -1,17 +1,20 @@
 // Restarts and rescales: when, why, and what they cost; generations; the drivers' log.
 
 import { Empty, Failure, Section, Table } from "./parts.js";
-import { age, html, moment, number, useAnswer, useState } from "./lib.js";
+import { age, html, moment, number, useAnswer, useKept, useState } from "./lib.js";
 
-export function RestartsView({ id, live, past }) {
+export function RestartsView({ id, live, past, turn }) {
   const count = live ? live.interruptions.length : 0;
+  const history = useKept(useAnswer(`api/jobs/${id}/history?hours=1`, `${count}/${turn}`));
+  // Those of this run may not be in the log yet.
+  const known = new Map([...(history && history.interruptions ? history.interruptions : []), ...(live ? live.interruptions : [])].map((each) => [each.at_ms, each]));
   return html`
-    ${live
-      ? html`<${Section} title="In this run" about="Restarts after failures, rescales and rollbacks. Rows after the checkpoint were processed again; exactly-once sinks had not shown them.">
-          <${Table}
+    <${Section} title="Restarts and rescales" about="After failures, by commands, and rollbacks; also of earlier runs on this machine. Rows after the checkpoint were processed again; exactly-once sinks had not shown them.">
+      ${live || history
+        ? html`<${Table}
             caption="Interruptions"
-            empty="The job has worked without interruption since its start."
-            rows=${live.interruptions.toReversed()}
+            empty=${live ? "The job has worked without interruption since its start." : "The log of events on this machine has no interruption of the job."}
+            rows=${[...known.values()].sort((a, b) => b.at_ms - a.at_ms)}
             columns=${[
               { name: "At", text: (each) => moment(each.at_ms) },
               { name: "What", text: (each) => (each.kind === "failure" ? "restart after a failure" : each.cause) },
@@ -20,9 +23,9 @@ export function RestartsView({ id, live, past }) {
               { name: "From checkpoint", text: (each) => number(each.checkpoint), right: true },
               { name: "Rows again", text: (each) => number(each.repeated_rows), right: true },
             ]}
-          />
-        <//>`
-      : ""}
+          />`
+        : html`<${Empty} text="Reading the log of events…" />`}
+    <//>
     <${Section} title="Generations" about="Each start and each restart of the job is a generation. It begins with a checkpoint; later ones of older generations are void.">
       ${past
         ? html`<${Table}

@@ -1,7 +1,8 @@
 // The state browser: operators, their states, rows of a snapshot, and SQL over them.
 
 import { Empty, Failure, Hidden, Section, Table } from "./parts.js";
-import { ask, html, number, plural, size, useAnswer, useEffect, useState } from "./lib.js";
+import { Plot } from "./plot.js";
+import { ask, html, number, plural, size, useAnswer, useEffect, useRef, useState } from "./lib.js";
 
 export function StateView({ id, past, all }) {
   const [checkpoint, setCheckpoint] = useState("");
@@ -57,22 +58,25 @@ function Query({ id, checkpoint, tables }) {
   const [sql, setSql] = useState("");
   const [result, setResult] = useState(null);
   const [running, setRunning] = useState(false);
+  const field = useRef(null);
   useEffect(() => {
     if (!sql && tables.length) setSql(`SELECT count(*) AS rows FROM ${tables[0].table}`);
   }, [tables.length]);
+  // What the field has: a key may come before the state has what was typed.
   const run = async (event) => {
     event.preventDefault();
     setRunning(true);
-    setResult(await ask(`api/jobs/${id}/query${checkpoint ? `?checkpoint=${checkpoint}` : ""}`, { sql }));
+    setResult(await ask(`api/jobs/${id}/query${checkpoint ? `?checkpoint=${checkpoint}` : ""}`, { sql: field.current.value }));
     setRunning(false);
   };
   return html`
-    <${Section} title="SQL" about="One SELECT of DuckDB's SQL. Tables are called as above; metadata.files, metadata.partitions and metadata.history describe the snapshot.">
+    <${Section} title="SQL" about="One SELECT of DuckDB's SQL. Tables are called as above; metadata.files, metadata.partitions and metadata.history describe the snapshot. A result with numbers is plotted, too.">
       <form onSubmit=${run}>
         <label class="unseen" for="sql">SQL</label>
-        <textarea id="sql" rows="4" spellcheck="false" value=${sql} onInput=${(event) => setSql(event.target.value)} onKeyDown=${(event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && run(event)}></textarea>
+        <textarea id="sql" ref=${field} rows="4" spellcheck="false" value=${sql} onInput=${(event) => setSql(event.target.value)} onKeyDown=${(event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && run(event)}></textarea>
         <p class="form"><button type="submit" class="main" disabled=${running || !sql.trim()}>${running ? "Running…" : "Run"}</button><span class="hint">Ctrl+Enter runs it, too.</span></p>
       </form>
+      ${result && result.columns ? html`<${Plot} key=${JSON.stringify(result.columns)} of=${result} />` : ""}
       ${result ? html`<${Result} of=${result} caption="Result" />` : ""}
     <//>
   `;
