@@ -50,6 +50,8 @@ READING = "reading"
 """Spark reads the columns of a query, and drops them: the least that any program on Spark has to do."""
 PASSING = "passing"
 """Spark shuffles the rows of a query by key, passes them through Python, and drops them: no state, nothing written."""
+STATELESS = "stateless"
+"""Spark answers its statement for the rows of each epoch alone, as a batch: what is left if state costs nothing."""
 THROUGH_SAVEPOINT = "through-savepoint"
 FULL = Size(events_per_epoch=200_000, epochs=12, warm_up=4)
 QUICK = Size(events_per_epoch=30_000, epochs=3, warm_up=1)
@@ -66,6 +68,7 @@ KEYS = {
 }  # fmt: skip
 """Of the queries whose functions get each row."""
 ON_REQUEST = THROUGH + [f"{query}.{READING}" for query in QUERIES] + [f"{query}.{PASSING}" for query in KEYS]
+ON_REQUEST += [f"{query}.{STATELESS}" for query in STATEMENTS]
 _TIMEOUT_S = 1800.0
 
 
@@ -162,6 +165,16 @@ def run_passing(query: str, events: Path, size: Size, directory: Path) -> Any:
     )
 
 
+def run_stateless(query: str, events: Path, size: Size, directory: Path) -> Any:
+    """Have Spark answer a query for each epoch alone, and write the answers; return the costs of the epochs."""
+    spark = make_session(SPARK_SETTINGS)
+
+    def epoch(df: DataFrame, number: int) -> None:
+        results_of(STATEMENTS[query], df).write.parquet(str(directory / "results" / f"batch={number}"))
+
+    return _run_query(spark, read_events(spark, events).writeStream.foreachBatch(epoch), size, directory)
+
+
 def _run_query(spark: SparkSession, writer: Any, size: Size, directory: Path) -> Any:
     query = writer.option("checkpointLocation", str(directory / "checkpoints")).start()
     query.processAllAvailable()
@@ -178,7 +191,7 @@ def run_flink(query: str, events: Path, size: Size, directory: Path) -> Any:
 
 RUN = {
     OURS: run_strandline, SPARK: run_spark, FLINK: run_flink, READING: run_reads, PASSING: run_passing,
-    THROUGH_SAVEPOINT: run_through_savepoint,
+    STATELESS: run_stateless, THROUGH_SAVEPOINT: run_through_savepoint,
 }  # fmt: skip
 
 
@@ -192,7 +205,7 @@ def run_subject(subject: str, events: Path, size: Size, directory: Path) -> Resu
         "rows_per_second": steady_rows_per_second(epochs, 0 if engine == THROUGH_SAVEPOINT else size.warm_up),
         "epochs_ms": [epoch.duration_ms for epoch in epochs],
     }
-    if engine in (READING, PASSING):
+    if engine in (READING, PASSING, STATELESS):
         return measured
     results = directory / "results"
     rows = flink.results(query, results) if engine == FLINK else parquet_files(results)
@@ -219,7 +232,7 @@ def report(size: Size, results: dict[str, list[Result]]) -> None:
             extra["results_compared"] = results[subject][-1]["results_compared"]
         emit(BENCHMARK, query if engine == OURS else subject, "throughput", round(rate), **extra)
     for query in QUERIES:
-        for peer in (SPARK, FLINK, READING, PASSING):
+        for peer in (SPARK, FLINK, READING, PASSING, STATELESS):
             mine, other = rates.get(f"{query}.{OURS}"), rates.get(f"{query}.{peer}")
             if mine is not None and other is not None:
                 emit(BENCHMARK, query, "throughput_ratio", round(mine / other, 2), peer=peer)
