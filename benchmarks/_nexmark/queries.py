@@ -140,10 +140,12 @@ class WinningBid(sl.KeyedCoProcess):
         self.best.clear()
 
     def _consider(self, bid: Any, auction: Any) -> None:
+        best = self.best.value
+        # Of most bids, nothing but the price matters.
+        if best is not None and (bid.price < best.price or (bid.price == best.price and bid.ts >= best.ts)):
+            return
         if auction.ts <= bid.ts <= auction.expires:
-            best = self.best.value
-            if best is None or bid.price > best.price or (bid.price == best.price and bid.ts < best.ts):
-                self.best.value = bid
+            self.best.value = bid
 
 
 class WinningPrice(WinningBid):

@@ -34,8 +34,8 @@ class KeyedCoProcess(KeyedProcess):
 
     def on_event(self, event: Any, ctx: Context, /) -> Iterable[Any] | None:
         """Call on_left or on_right: one half of the pair is None. Do not override this."""
-        left, right, *_ = event
-        return self.on_right(right, ctx) if left is None else self.on_left(left, ctx)
+        left = event[0]
+        return self.on_right(event[1], ctx) if left is None else self.on_left(left, ctx)
 
 
 class Broadcast(Declaration[MapState[K, T]], Generic[K, T]):
