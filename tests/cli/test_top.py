@@ -229,7 +229,7 @@ def test_what_a_job_has_left_is_not_read_with_each_look(
     assert len(reads) == 1
 
 
-@pytest.mark.parametrize("command", [("top",), ("metrics", "--once"), ("metrics",), ("ui",)])
+@pytest.mark.parametrize("command", [("top",), ("metrics", "--once"), ("ui",)])
 def test_a_job_that_is_not_there_is_an_error(
     serve: Serve, local_dir: Path, strandline: Command, command: tuple[str, ...]
 ) -> None:

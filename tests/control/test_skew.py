@@ -46,19 +46,19 @@ def test_shares_of_partitions_become_shares_of_the_operator() -> None:
         (
             status(480, 180, 170, 170, keys=[("17", 0, 0.646)]),
             "Skewed: partition 0 has 48 % of the rows, 1.9 times an even share. One key, card=17, has about 31 % "
-            "(± 1 %) of this operator's rows lately: more partitions will not help, as all rows of a key go to one "
+            "(± 1 %) of this operator's rows lately: more partitions do not divide a key, all of whose rows go to one "
             "of them.",
         ),
         (
             status(620, 380, keys=[("oslo", 0, 0.5), ("lima", 0, 0.4), ("bergen", 1, 0.97)]),
             "Somewhat uneven: partition 0 has 62 % of the rows, 1.2 times an even share. 3 keys have about 93 % of "
-            "this operator's rows lately, the heaviest, card=bergen, about 37 % (± 1 %): more partitions will not "
-            "help, as all rows of a key go to one of them.",
+            "this operator's rows lately, the heaviest, card=bergen, about 37 % (± 1 %): more partitions do not "
+            "divide a key, all of whose rows go to one of them.",
         ),
         (
             status(500, 500, keys=[("a", 0, 0.99), ("b", 1, 0.2)]),
             "Rows are spread evenly. One key, card=a, has about 50 % (± 1 %) of this operator's rows lately: more "
-            "partitions will not help, as all rows of a key go to one of them.",
+            "partitions do not divide a key, all of whose rows go to one of them.",
         ),
         (
             status(480, 180, 170, 170, keys=[("17", 0, 0.04)]),

@@ -164,6 +164,26 @@ def test_a_directory_that_cannot_be_listed_any_more_keeps_its_jobs(
     assert client.get("/api/jobs").json()["problem"] == ""
 
 
+def test_a_list_of_a_large_bucket_is_no_problem_until_it_takes_too_long(
+    alerts: FabricatedJob, local_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Jobs(local_dir, (str(alerts.directory),))
+    known = found.all()
+    for name in ("_LIST_S", "_FIND_S", "_LIST_WAIT_S"):
+        monkeypatch.setattr(jobs, name, 0.0)
+    answers = threading.Event()
+    monkeypatch.setattr(found, "_list", lambda: answers.wait(20) and known)
+    try:
+        assert found.all() == known
+        assert found.problem == ""
+        monkeypatch.setattr(jobs, "_SILENT_S", 0.0)
+        assert found.problem == "their storage does not answer"
+    finally:
+        answers.set()
+    found._listing.join()
+    assert found.problem == ""
+
+
 def test_a_running_job_does_what_it_is_asked_for(page_of: Open, serve: Serve) -> None:
     run = FakeRun()
     serve(run, url="file:///ck")

@@ -71,6 +71,14 @@ def test_epochs_are_summed_up_in_steps_and_nothing_is_lost(log: Log) -> None:
     assert (newest["steps"][0]["at_ms"], len(newest["steps"])) == (BEGIN_MS + 3_600_000, 120)
 
 
+def test_the_last_hours_are_those_before_the_last_epoch_also_if_the_clock_was_set_back(log: Log) -> None:
+    day_ms = 24 * 3_600_000
+    log.record([replace(each, ended_ms=each.ended_ms + day_ms) for each in epochs(30, 1000)], at_once=10)
+    log.record(epochs(20, 1000), at_once=10)
+    history = log.read(hours=6)
+    assert [(each["at_ms"] - BEGIN_MS, each["epochs"]) for each in history["steps"]] == [(0, 10), (10_000, 10)]
+
+
 def test_a_short_life_has_short_steps(log: Log) -> None:
     log.record(epochs(30, 1000), at_once=10)
     history = log.read(hours=6)

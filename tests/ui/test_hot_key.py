@@ -25,7 +25,7 @@ def test_a_newcomer_finds_the_hot_key(chromium: Any, shop: Shop) -> None:
     text = here.page.inner_text("main")
     share, error = map(int, re.findall(r"customer=c-0, has about (\d+) % \(± (\d+) %\)", text)[0])
     assert abs(share - 33.3) <= 2 * error + 2
-    assert "more partitions will not help" in text
+    assert "more partitions do not divide a key" in text
     assert here.page.inner_text("table:has(caption:text-is('Heaviest keys of score')) tbody td >> nth=0") == "c-0"
     here.check("a hot key")
     here.page.context.close()

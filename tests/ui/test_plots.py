@@ -88,6 +88,9 @@ def test_what_is_plotted(chromium: Any, address: str) -> None:
     for sql in NO_PLOT:
         run(here, sql)
         assert here.page.query_selector(".plot") is None, sql
+    # No window has begun, for example.
+    run(here, "SELECT NULL::DATE AS at, i AS n FROM range(9) t(i)")
+    here.page.wait_for_selector(".plot >> text=No row has a value of both at and n.")
     assert here.troubles == []
     here.page.context.close()
 

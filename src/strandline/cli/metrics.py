@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -69,8 +69,8 @@ def metrics(
         print(as_markdown(), end="")
         return
     interval_s = Telemetry(otlp=otlp, every=every).interval_s
-    # A directory that is not there is an error now, and not in Prometheus.
-    machine = Machine(jobs_of(what, local_dir, option), partitions)
+    # A directory that is not there is an error now, and not in Prometheus. A server may start before its jobs.
+    machine = Machine(jobs_of(what, local_dir, option, may_come=not once), partitions)
     try:
         from strandline.telemetry.otlp import Collector
         from strandline.telemetry.prometheus import MetricsServer, exposition
@@ -105,22 +105,15 @@ class Machine:
 
     jobs: Jobs
     most_partitions: int = MOST_PARTITIONS
-    _known: list[Job] = field(default_factory=list, init=False)
 
     def read(self, *, spans: bool = False) -> list[Figures]:
         """Return the figures of all jobs; with `spans`, with their recent past."""
         now_ms = int(time.time() * 1000)
-        jobs = [job for job in self._all() if self.jobs.wanted or not _is_long_over(job, now_ms)]
+        jobs = [job for job in self.jobs.all() if self.jobs.wanted or not _is_long_over(job, now_ms)]
+        if problem := self.jobs.problem:
+            say(f"strandline: WARNING: jobs may be missing: {problem}")
         with ThreadPoolExecutor(_THREADS, "strandline-metrics") as pool:
             return list(pool.map(lambda job: self._figures(job, spans), jobs))
-
-    def _all(self) -> list[Job]:
-        """Return the jobs; while their directories cannot be read, those of then."""
-        try:
-            self._known = self.jobs.all()
-        except StrandlineError as error:
-            say(f"strandline: WARNING: jobs may be missing: {error.message}")
-        return self._known
 
     def _figures(self, job: Job, spans: bool) -> Figures:
         now_ms, known = int(time.time() * 1000), job.driver or job.record

@@ -12,6 +12,7 @@ import typer
 
 from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.jobdir import GENERATIONS, JobDirectory
+from strandline.cli.output import say
 from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError
 from strandline.core.settings import default_local_dir
 from strandline.snapshot.opening.snapshot import METADATA, job_paths, open_folder
@@ -46,18 +47,26 @@ def root_of(local_dir: Path | None) -> Path:
     return (local_dir or default_local_dir()).absolute()
 
 
-def jobs_of(what: Sequence[str] | None, local_dir: Path | None, option: Sequence[str] | None) -> Jobs:
-    """Return the jobs with these names and in these directories, or all of this machine; each must be there."""
+def jobs_of(
+    what: Sequence[str] | None, local_dir: Path | None, option: Sequence[str] | None, *, may_come: bool = False
+) -> Jobs:
+    """Return the jobs with these names and in these directories, or all of this machine.
+
+    Each must be there. If names `may_come`, one that is not is only warned of.
+    """
     jobs = Jobs(root_of(local_dir), tuple(what or ()), parse_options(option))
     known = {job.name for job in jobs.all()}
     if missing := [name for name in jobs.names if name not in known]:
         there = sorted({job.name for job in Jobs(jobs.local_dir).all()})
-        raise NotFoundError(
+        error = NotFoundError(
             f"{', '.join(missing)}: there is no such job on this machine, with the local_dir {jobs.local_dir}",
             hint=f"the jobs there are: {', '.join(there)}; a directory of checkpoints has a slash, as in ./{missing[0]}"
             if there
             else "give the job's Settings.local_dir with --local-dir; a job is there from its first start on",
         )
+        if not may_come:
+            raise error
+        say(f"strandline: WARNING: {error}")
     return jobs
 
 

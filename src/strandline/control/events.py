@@ -34,7 +34,7 @@ class StateChange(msgspec.Struct, frozen=True, kw_only=True, tag="state", tag_fi
 
 
 class RunKilled(msgspec.Struct, frozen=True, kw_only=True, tag="killed", tag_field="event"):
-    """The driver before this one was killed, or its machine was lost. The next start of the job writes it, once."""
+    """The driver before this one ended, but not the job: it was killed, mostly. The next start writes it, once."""
 
     killed_pid: int
     began_ms: int
@@ -251,13 +251,10 @@ def drivers_of(path: Path) -> dict[int, set[str]]:
 
 def _read(path: Path) -> Iterator[tuple[bytes, _Owner]]:
     for each in (older_file(path), path):
-        lines: list[bytes] = []
-        with contextlib.suppress(OSError):
-            lines = each.read_bytes().splitlines()
-        for line in lines:
-            with contextlib.suppress(msgspec.DecodeError):
-                owner = msgspec.json.decode(line, type=_Owner)
-                yield line, owner
+        with contextlib.suppress(OSError), each.open("rb") as lines:
+            for line in lines:
+                with contextlib.suppress(msgspec.DecodeError):
+                    yield line, msgspec.json.decode(line, type=_Owner)
 
 
 def as_markdown() -> str:

@@ -61,7 +61,7 @@ def skew_text(status: Status, uid: str) -> str:
         uneven = f"partition {most.partition} has {share} of the rows, {times:.1f} times an even share"
         text = f"{'Skewed' if times >= _SKEWED else 'Somewhat uneven'}: {uneven}."
     if heavy:
-        text += _keys_text(heavy, "more partitions will not help, as all rows of a key go to one of them")
+        text += _keys_text(heavy, "more partitions do not divide a key, all of whose rows go to one of them")
     elif times >= _UNEVEN and most.recent_rows >= LEAST_ROWS:
         reason = "key groups are uneven, and another parallelism may divide them better"
         text += f" {_no_key_text(merged_keys(keepers))}: {reason}."

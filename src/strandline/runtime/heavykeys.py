@@ -88,7 +88,8 @@ class HeavyKeys:
             self._weight *= 2.0 ** min(60.0, (now_us - self._now_us) / _HALF_LIFE_US)
             if self._weight > _LARGEST_WEIGHT:
                 self._rescale()
-        self._now_us = max(self._now_us, now_us)
+        # A clock that was set back must not stop the sampling until it is where it was.
+        self._now_us, self._due_us = now_us, min(self._due_us, now_us + _PAUSE_US)
 
     def sample(self, rows: int) -> Sequence[int]:
         """Return the places of the rows to count: one at random in each of equal parts of a batch, or none of it."""

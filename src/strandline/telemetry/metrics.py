@@ -353,7 +353,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "strandline_operator_heaviest_key_share", "gauge", "The largest share of one key in the rows of the last "
-        "minute or so, an estimate; 0 if no key has a hundredth of them", _heaviest_keys, _OPERATOR,
+        "minute or so, an estimate; 0 if no key has a hundredth of its partition's", _heaviest_keys, _OPERATOR,
     ),
     Metric(
         "strandline_operator_standbys_behind", "gauge", "With standbys: how many of its partitions have none with the "

@@ -43,12 +43,13 @@ def _timeline(epochs: Sequence[EpochsEnd], hours: float) -> dict[str, Any]:
     """Return sums of epochs by steps of time; a step without an epoch is left out."""
     if not epochs:
         return {"step_ms": 0, "steps": []}
-    end_ms = max(each.ended_ms for each in epochs)
+    # Not the latest: the clock may have been set back since.
+    end_ms = epochs[-1].ended_ms
     begin_ms = max(min(each.began_ms for each in epochs), end_ms - int(hours * 3_600_000) if hours else 0)
     step_ms = next((each for each in _STEPS_MS if end_ms - begin_ms <= each * _MOST_STEPS), _STEPS_MS[-1])
     by_step: dict[int, list[EpochsEnd]] = {}
     for each in epochs:
-        if each.ended_ms > begin_ms:
+        if begin_ms < each.ended_ms <= end_ms:
             for step, part in _divided(each, step_ms):
                 by_step.setdefault(step, []).append(part)
     # The first is perhaps not whole. Should there be years, those are the newest.

@@ -21,6 +21,8 @@ _LIST_S = 10.0
 """How long a list of a directory counts: object storage charges for each."""
 _LIST_WAIT_S = 1.0
 """How long a request waits for a new one, before it has the last one."""
+_SILENT_S = 10.0
+"""How long a list takes when the page says so: that of a large bucket takes a while."""
 _TIMEOUT_S = 2.0
 
 
@@ -65,9 +67,20 @@ class Jobs:
         self._newest: tuple[float, list[Job]] | None = None
         self._in_storage: list[Job] | None = None
         self._listed_s = 0.0
+        """When the last list began, or ended."""
         self._listing: threading.Thread | None = None
-        self.problem = ""
+        self._failure = ""
+        """Of the last list."""
+
+    @property
+    def problem(self) -> str:
         """Why the directories cannot be listed now: their jobs are those of the last list."""
+        is_silent = self._is_listing and time.monotonic() - self._listed_s > _SILENT_S
+        return "their storage does not answer" if is_silent else self._failure
+
+    @property
+    def _is_listing(self) -> bool:
+        return self._listing is not None and self._listing.is_alive()
 
     def all(self) -> list[Job]:
         """Return the jobs by name; those that run come first."""
@@ -107,11 +120,11 @@ class Jobs:
         """Return the jobs of the directories. Storage that hangs holds up only the first list."""
         if self._in_storage is None:
             self._in_storage = self._list()
-        elif time.monotonic() - self._listed_s > _LIST_S and not (self._listing and self._listing.is_alive()):
+        elif self._directories and not self._is_listing and time.monotonic() - self._listed_s > _LIST_S:
+            self._listed_s = time.monotonic()
             self._listing = threading.Thread(target=self._list_again, name="strandline-ui-list", daemon=True)
             self._listing.start()
             self._listing.join(_LIST_WAIT_S)
-            self.problem = "their storage does not answer" if self._listing.is_alive() else self.problem
         return self._in_storage
 
     def _list(self) -> list[Job]:
@@ -121,9 +134,9 @@ class Jobs:
 
     def _list_again(self) -> None:
         try:
-            self._in_storage, self.problem = self._list(), ""
+            self._in_storage, self._failure = self._list(), ""
         except StrandlineError as error:
-            self.problem, self._listed_s = error.message, time.monotonic()
+            self._failure, self._listed_s = error.message, time.monotonic()
 
     def _in_directory(self, directory: str) -> list[Job]:
         folder = open_folder(directory, self.options, fsync=False)

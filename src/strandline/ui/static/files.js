@@ -58,12 +58,12 @@ export function FilesPicture({ past }) {
       <tbody>${sums.map((sum) => html`<tr><th scope="row">${sum.checkpoint}</th><td>${size(sum.new)}</td><td>${size(sum.shared)}</td></tr>`)}</tbody>
     </table>
     <p class="told">${told || `${plural(files.length, "file")}, ${size(past.files_bytes)} in storage${past.files_left_out ? `; ${plural(past.files_left_out, "smaller file")} left out of the picture` : ""}. The oldest checkpoint that is kept shows what it has as shared.`}</p>
-    <${FilesOf} files=${files} numbers=${numbers} />
+    <${FilesOf} files=${files} numbers=${numbers} leftOut=${past.files_left_out} />
   `;
 }
 
 // The files of one checkpoint, and which of them the one before has, too.
-function FilesOf({ files, numbers }) {
+function FilesOf({ files, numbers, leftOut }) {
   const [chosen, setChosen] = useState("");
   const checkpoint = numbers.includes(Number(chosen)) ? Number(chosen) : numbers.at(-1);
   const before = numbers[numbers.indexOf(checkpoint) - 1];
@@ -76,7 +76,7 @@ function FilesOf({ files, numbers }) {
       <p class="form"><label>Checkpoint
         <select value=${String(checkpoint)} onChange=${(event) => setChosen(event.target.value)}>${numbers.toReversed().map((each) => html`<option value=${String(each)}>${each}</option>`)}</select>
       </label>
-      <span>${before === undefined ? `Checkpoint ${checkpoint} is the oldest that is kept.` : `Checkpoint ${checkpoint} shares ${number(shared.length)} of its ${plural(own.length, "file")} with checkpoint ${before}: ${size(shared.reduce((sum, file) => sum + file.bytes, 0))} of ${size(own.reduce((sum, file) => sum + file.bytes, 0))}.`}</span></p>
+      <span>${before === undefined ? `Checkpoint ${checkpoint} is the oldest that is kept.` : `Checkpoint ${checkpoint} shares ${number(shared.length)} of its ${plural(own.length, "file")} with checkpoint ${before}: ${size(shared.reduce((sum, file) => sum + file.bytes, 0))} of ${size(own.reduce((sum, file) => sum + file.bytes, 0))}.`}${leftOut ? ` Without ${plural(leftOut, "smaller file")} of all checkpoints.` : ""}</span></p>
       <${Table}
         caption=${`Files of checkpoint ${checkpoint}`}
         empty="It references no file."

@@ -23,7 +23,8 @@ export function Plot({ of }) {
   const numbers = columns.filter((each) => each.is_number && each.values.some((value) => value !== null));
   const [chosen, setChosen] = useState({});
   if (!numbers.length || of.rows.length < 2) return "";
-  const x = chosen.x ?? suggestX(columns, numbers);
+  // In another result, the chosen column may be the only one that has numbers.
+  const x = numbers.some((each) => each.at !== chosen.x) ? (chosen.x ?? suggestX(columns, numbers)) : suggestX(columns, numbers);
   const names = columns.filter((each) => !each.is_number && !each.is_time);
   const by = names.some((each) => each.at === chosen.by && each.at !== x) || chosen.by === ROW ? chosen.by : suggestBy(columns, names, x);
   const possible = numbers.filter((each) => each.at !== x);
@@ -33,6 +34,7 @@ export function Plot({ of }) {
   const choose = (change) => setChosen({ ...chosen, x, by, y: y.map((each) => each.at), ...change });
   const toggle = (at) => choose({ y: y.some((each) => each.at === at) ? y.map((each) => each.at).filter((each) => each !== at) : [...y.map((each) => each.at), at] });
   const drawn = { of, across, y, by: by === ROW ? null : columns[by] };
+  const isEmpty = !across.values.some((at, row) => at !== null && y.some((each) => each.values[row] !== null));
   return html`
     <figure class="plot" aria-label="Plot of the result">
       <div class="form">
@@ -56,7 +58,11 @@ export function Plot({ of }) {
             </fieldset>`
           : ""}
       </div>
-      ${across.is_number || across.is_time ? html`<${Lines} ...${drawn} />` : html`<${Bars} ...${drawn} />`}
+      ${!across.is_number && !across.is_time
+        ? html`<${Bars} ...${drawn} />`
+        : isEmpty
+          ? html`<p class="told">No row has a value of both ${across.name} and ${y.map((each) => each.name).join(", ")}.</p>`
+          : html`<${Lines} ...${drawn} />`}
     </figure>
   `;
 }
