@@ -25,3 +25,16 @@ def test_a_program_without_a_file() -> None:
     code = "from strandline.core.program import line_of_program\nprint(line_of_program())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "<string>:2\n"
+
+
+def test_the_program_of_a_process(tmp_path: Path) -> None:
+    """A module that `-m` runs may import others of its package, which its file alone cannot."""
+    (tmp_path / "app.py").write_text("from strandline.core.program import ProgramFile\nprint(ProgramFile.of_process())")
+
+    def run(*args: str) -> str:
+        done = subprocess.run([sys.executable, *args], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    expected = f"ProgramFile(path='{tmp_path}/app.py', arguments=['--from', 'x'], folder='{tmp_path}')"
+    assert run("app.py", "--from", "x") == expected
+    assert run("-m", "app") == "None"

@@ -297,7 +297,7 @@ def why(
     if explanation is None:
         first, last = recorded.epochs[0], recorded.epochs[-1]
         say(
-            f"no row of '{sink}' is so in the epochs {first.epoch} to {last.epoch}, of {_time(first.now_us)} to "
+            f"no row of '{sink}' matches in the epochs {first.epoch} to {last.epoch}, from {_time(first.now_us)} to "
             f"{_time(last.now_us)}"
         )
         if recorded.origin.manifest is not None:
@@ -314,7 +314,7 @@ def why(
 
 def _print_explanation(explanation: Explanation, recorded: Recorded, calls: int) -> None:
     if explanation.matches > 1:
-        say(f"{explanation.matches} rows are so: this is about the first one")
+        say(f"{explanation.matches} rows match: this is about the first one")
     reached = "" if explanation.watermark_us is None else f", watermark {_time(explanation.watermark_us)}"
     print(f"epoch {explanation.epoch}, {_time(explanation.now_us)}{reached}")
     print(f"  row   {explanation.row!r}")
@@ -344,7 +344,7 @@ def _print_causes(cause: Cause, indent: str) -> None:
     for note in cause.notes:
         print(f"{indent}{note}")
     if cause.read is not None:
-        print(f"{indent}made of {cause.read} rows of its key in these epochs")
+        print(f"{indent}{cause.read} rows of its key in these epochs")
     for each in cause.causes:
         named = f" '{each.name}'" if each.name else ""
         if each.kind == "source":
@@ -449,10 +449,13 @@ def job_named(named: str, args: list[str] | None, name: str, root: Path, directo
             hint="say which one with --directory",
         )
     program = started[0].program
-    if program is None or not Path(program.path).is_file():
-        why = "was started by no program file" if program is None else f"was started by {program.path}, which is gone"
+    if program is None or not (Path(program.path).is_file() and Path(program.folder).is_dir()):
+        why = "was started by no program file"
+        if program is not None:
+            why = f"was started by {program.path} in the directory {program.folder}: one of them is gone"
         raise NotFoundError(f"job '{named}' {why}", hint="give its program, APP.PY or FILE.SQL, in place of its name")
-    say(f"job '{named}' is that of {program.path}")
+    is_changed = Path(program.path).stat().st_mtime * 1000 > started[0].since_ms
+    say(f"job '{named}' is that of {program.path}{', which has changed since that start' if is_changed else ''}")
     os.chdir(program.folder)
     return job_of(Path(program.path), args if args is not None else program.arguments, name or named)
 

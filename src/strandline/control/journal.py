@@ -56,8 +56,8 @@ def write(places: Places, record: JournalEntry) -> JournalEntry | None:
         return None
     hidden = path.with_suffix(f".{os.getpid()}.tmp")
     try:
+        hidden.touch(0o600)
         hidden.write_bytes(msgspec.json.encode(record))
-        hidden.chmod(0o600)
         hidden.replace(path)
     except OSError:
         with contextlib.suppress(OSError):

@@ -22,10 +22,11 @@ class ProgramFile(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_process(cls) -> ProgramFile | None:
-        """Return the program that this process runs; None if it is no file, as in a notebook."""
-        path = Path(sys.argv[0] if sys.argv else "")
+        """Return the program that this process runs; None if it is no file, as in a notebook, or a module (`-m`)."""
+        path, main = Path(sys.argv[0] if sys.argv else ""), sys.modules.get("__main__")
         # A notebook's kernel has a file of its own as its program.
-        is_file = hasattr(sys.modules.get("__main__"), "__file__") and path.suffix.lower() in _SUFFIXES
+        is_program = hasattr(main, "__file__") and getattr(main, "__spec__", None) is None
+        is_file = is_program and path.suffix.lower() in _SUFFIXES
         try:
             return cls(str(path.absolute()), sys.argv[1:], str(Path.cwd())) if is_file and path.is_file() else None
         except OSError:

@@ -31,6 +31,10 @@ DebuggerName = Literal["pdb", "debugpy"]
 _NAMES = ("state", "key", "event", "epoch", "watermark", "now")
 
 
+SetTimer = tuple[dt.datetime, bool]
+"""A timer's time, and whether it is of the processing time."""
+
+
 @dataclass(frozen=True)
 class Call:
     """One call of a user's function."""
@@ -45,9 +49,9 @@ class Call:
     event: Any
     """The event; of on_timer, the timer's time."""
     read: Any = field(default=None, compare=False, repr=False)
-    """The event as the operator reads it: a pair of rows, if it has two inputs."""
-    timers: list[dt.datetime] = field(default_factory=list, compare=False, repr=False)
-    """The times of the timers that it has set, once it has run, if `Breaks.on_call` is set."""
+    """The event as the operator reads it: a pair of rows, if it has two inputs; of on_timer, the timer."""
+    timers: list[SetTimer] = field(default_factory=list, compare=False, repr=False)
+    """The timers that it has set, once it has run, if `Breaks.on_call` is set."""
 
     @property
     def place(self) -> tuple[int, str, int, int]:
@@ -130,21 +134,21 @@ def read_handle(handle: Any) -> Any:
 
 
 class NotingTimers:
-    """The timers of a call (`ctx.timers`), which note the times of those that it sets."""
+    """The timers of a call (`ctx.timers`), which note those that it sets."""
 
-    def __init__(self, timers: Any, times: list[dt.datetime]) -> None:
+    def __init__(self, timers: Any, noted: list[SetTimer]) -> None:
         self.plain: Any = timers.plain if isinstance(timers, NotingTimers) else timers
-        self._times = times
+        self._noted = noted
 
     def set(self, at: dt.datetime) -> None:
         """Set a timer."""
         self.plain.set(at)
-        self._times.append(at)
+        self._noted.append((at, False))
 
     def set_processing(self, at: dt.datetime) -> None:
         """Set a timer of the processing time."""
         self.plain.set_processing(at)
-        self._times.append(at)
+        self._noted.append((at, True))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.plain, name)
@@ -296,6 +300,8 @@ class Breaks:
 
     def _raised(self, call: Call, error: BaseException) -> None:
         """Note that a call has failed; stop at the frame that raised the error, or for debugpy in another run."""
+        # What it has done is taken back if the epoch goes on.
+        call.timers.clear()
         if self.failed is not None or self._target is not None or self.has_quit:
             return
         self.failed = call

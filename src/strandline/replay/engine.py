@@ -95,7 +95,7 @@ class ReplayRun:
         if any(numbers.get(each.uid, each.parallelism) != each.parallelism for each in self.operators):
             self._rescale(numbers, Epoch(record.epoch - 1))
         times = _times_of(record)
-        results: dict[Node, Rows] = {node: rows[node] if node in rows else _no_rows(node) for node in self.steps.front}
+        results: dict[Node, Rows] = {node: rows[node] if node in rows else no_rows(node) for node in self.steps.front}
         for node in self.plan.pipeline.nodes:
             if node in self.steps.before:
                 continue
@@ -119,7 +119,7 @@ class ReplayRun:
             case MapNode() | OutputNode():
                 return evaluate(node, parents, times, lambda count, last: None)
         if not any(rows.num_rows for rows in parents):
-            return _no_rows(node)
+            return no_rows(node)
         return self.steps.compute(node, parents, record, self.session)
 
     @cached_property
@@ -180,7 +180,8 @@ def _times_of(record: EpochRecord) -> EpochTimes:
     return EpochTimes(record.watermark_us, record.now_us, record.fired_us)
 
 
-def _no_rows(node: Node) -> Rows:
+def no_rows(node: Node) -> Rows:
+    """Return the rows of a node in an epoch without any."""
     return pa.RecordBatch.from_pylist([], schema_of(node.columns))
 
 

@@ -83,7 +83,7 @@ def changes_by_call(
 def note_changes(
     breaks: Breaks, states: Mapping[str, Sequence[str]], is_wanted: IsWanted, times: Mapping[Epoch, int]
 ) -> list[Change]:
-    """Return a list to which the wanted calls are added when they have run.
+    """Return a list to which the wanted calls are added; one that fails leaves the states as they were.
 
     `states` has the names of the states of each function, by uid, and `times` the clock of each epoch.
     """
@@ -96,11 +96,12 @@ def note_changes(
         def values() -> dict[str, Any]:
             return {name: copy.deepcopy(getattr(view, name)) for name in states[call.operator]}
 
-        before = values()
+        before, at = values(), len(changes)
+        now_us = times[Epoch(call.epoch)]
+        changes.append(Change(call.epoch, now_us, call.method, call.event, before, before, (), call))
 
         def after(rows: list[Any]) -> None:
-            now_us = times[Epoch(call.epoch)]
-            changes.append(Change(call.epoch, now_us, call.method, call.event, before, values(), tuple(rows), call))
+            changes[at] = replace(changes[at], after=values(), rows=tuple(rows))
 
         return after
 

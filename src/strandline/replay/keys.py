@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from strandline.plan.graph import Node, OperatorNode, PairNode, with_ancestors
 from strandline.testing.nodes import Rows
@@ -43,7 +44,12 @@ def _keys_behind(node: Node, operators: Sequence[OperatorNode]) -> Sequence[str]
 
 
 def keys_in(node: OperatorNode, rows: Rows) -> list[Any]:
-    """Return the key of each row that an operator reads."""
+    """Return the key of each row that an operator reads, as its function sees it; compare keys as texts, for NaN."""
     kinds = parse_schema(node.input_schema).types_of(node.keys)
-    columns = [to_python(rows.column(name), kind) for name, kind in zip(node.keys, kinds, strict=True)]
+    columns = [to_python(_positive(rows.column(name)), kind) for name, kind in zip(node.keys, kinds, strict=True)]
     return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+
+def _positive(column: pa.Array) -> pa.Array:
+    """Return a column with 0.0 for -0.0, which are one key."""
+    return pc.add(column, pa.scalar(0, column.type)) if pa.types.is_floating(column.type) else column

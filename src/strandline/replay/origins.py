@@ -18,7 +18,7 @@ from strandline.format.epochs import EpochRecord
 from strandline.plan.graph import Node, OperatorNode, SourceNode
 from strandline.plan.pipeline import Operator
 from strandline.replay.breaks import Breaks, Call
-from strandline.replay.engine import EpochOutput
+from strandline.replay.engine import EpochOutput, no_rows
 from strandline.replay.history import Change, note_changes
 from strandline.replay.keys import keys_in
 from strandline.replay.session import KeptInput, Replay
@@ -33,6 +33,8 @@ from strandline.types.datatypes import parse_schema
 T = TypeVar("T")
 Place = tuple[Node, int]
 """A row, by its node and its number among the node's rows."""
+CallPlace = tuple[int, str, int, int]
+"""A call, by `Call.place`."""
 
 
 class UnknownOriginError(Exception):
@@ -69,7 +71,8 @@ class Origins:
     output: EpochOutput
     _read: dict[Node, Rows] = field(default_factory=dict)
     """The rows of the sources, once they were needed."""
-    _calls: dict[str, list[Call]] = field(default_factory=dict)
+    _places: dict[str, list[CallPlace]] = field(default_factory=dict)
+    """Of the calls of each function, by uid."""
 
     # -- rows without a state between
 
@@ -103,8 +106,10 @@ class Origins:
         return start, inputs[start].slice(at, 1)
 
     def _rows(self, start: Node) -> Rows:
-        if isinstance(start, OperatorNode):
+        if start in self.output.nodes:
             return self.output.nodes[start]
+        if self.record.batch < 0:
+            return no_rows(start)
         if not self._read:
             try:
                 self._read.update(self.input.source_rows(self.record, self.replay.run.steps))
@@ -116,21 +121,25 @@ class Origins:
 
     def call_behind(self, operator: Operator, row: Rows) -> Change:
         """Return the call of a function that gave a row of its raw output, with its states before and after."""
-        calls = self._calls_of(operator)
-        text = _raw(row)[0]
+        places, text = self._places_of(operator), _raw(row)[0]
         # What a call gives depends on the calls before it alone.
         number = bisect_left(
-            range(len(calls) + 1), True, key=lambda n: text in _raw(self._of_calls(operator, calls[:n]))
+            range(len(places) + 1), True, key=lambda n: text in _raw(self._of_calls(operator, places[:n]))
         )
-        if not 0 < number <= len(calls):
-            raise UnknownOriginError(f"a second run of '{operator.uid}' gives other rows: it does not repeat itself")
-        place = calls[number - 1].place
-        times = {self.record.epoch: self.record.now_us}
-        changes = note_changes(
-            self.breaks, {operator.uid: [*operator.declared]}, lambda call: call.place == place, times
-        )
+        if not number:
+            raise UnknownOriginError("it comes without any call, as the dead letter of a row that cannot be read does")
+        if number > len(places):
+            raise _not_repeated(operator)
+        return self.change_at(operator, places[number - 1])
+
+    def change_at(self, operator: Operator, place: CallPlace) -> Change:
+        """Return a call of a function, with its states before and after."""
+        states, times = {operator.uid: [*operator.declared]}, {self.record.epoch: self.record.now_us}
+        changes = note_changes(self.breaks, states, lambda call: call.place == place, times)
         self._alone(operator, self._input(operator))
         self.breaks.on_call = None
+        if not changes:
+            raise _not_repeated(operator)
         return changes[0]
 
     def event_behind(self, operator: Operator, call: Call) -> Rows:
@@ -149,35 +158,31 @@ class Origins:
         key = _key_in(node, row)
         if key is not None:
             return key
-        keys, text = keys_in(node, rows), _raw(row)[0]
+        keys, text = [*map(repr, keys_in(node, rows))], _raw(row)[0]
 
         def comes(some: Sequence[str]) -> bool:
-            mask = pa.array([repr(each) in some for each in keys], pa.bool_())
+            wanted = {*some}
+            mask = pa.array([key in wanted for key in keys], pa.bool_())
             return text in _raw(self._alone(operator, rows.filter(mask)))
 
         try:
-            needed = only_one(list(dict.fromkeys(map(repr, keys))), comes)
+            needed = only_one(list(dict.fromkeys(keys)), comes)
         except UnknownOriginError as error:
             raise UnknownOriginError(f"the key of '{operator.uid}' is not in the row: {error}") from None
-        return next(each for each in keys if repr(each) == needed)
+        return keys_in(node, rows.slice(keys.index(needed), 1))[0]
 
-    def _calls_of(self, operator: Operator) -> list[Call]:
-        """Return the calls of a function in the epoch, in their order."""
-        if operator.uid not in self._calls:
-            calls = self._calls[operator.uid] = []
-
-            def note(call: Call, view: Any) -> None:
-                if call.operator == operator.uid:
-                    calls.append(call)
-
-            self.breaks.on_call = note
+    def _places_of(self, operator: Operator) -> list[CallPlace]:
+        """Return the places of the calls of a function in the epoch, in their order."""
+        if operator.uid not in self._places:
+            places = self._places[operator.uid] = []
+            self.breaks.on_call = lambda call, view: places.append(call.place)
             self._alone(operator, self._input(operator))
             self.breaks.on_call = None
-        return self._calls[operator.uid]
+        return self._places[operator.uid]
 
-    def _of_calls(self, operator: Operator, calls: Sequence[Call]) -> Rows:
+    def _of_calls(self, operator: Operator, some: Sequence[CallPlace]) -> Rows:
         """Return what a function gives if these calls are made, and no others."""
-        places = {call.place for call in calls}
+        places = {*some}
         self.breaks.only = lambda call: call.place in places
         try:
             return self._alone(operator, self._input(operator))
@@ -194,6 +199,10 @@ class Origins:
             return self.replay.run.run_alone(operator.node, rows, self.record)
         except UserCodeError:
             return self.output.nodes[operator.node].slice(0, 0)
+
+
+def _not_repeated(operator: Operator) -> UnknownOriginError:
+    return UnknownOriginError(f"a second run of '{operator.uid}' gives other rows: it does not repeat itself")
 
 
 def _starts(node: Node) -> Mapping[Node, None]:
@@ -225,12 +234,9 @@ def plain_rows(node: Node, rows: Rows) -> list[dict[str, Any]]:
 
 def _key_in(node: OperatorNode, row: Rows) -> Any:
     """Return the key that a row of a built-in operator's main output has as columns, or None."""
-    is_builtin = isinstance(node.process, BuiltinOperator)
-    if (
-        not is_builtin
-        or not {*node.keys} <= {*node.columns.names}
-        or (SIDE in row.schema.names and row[SIDE][0].as_py())
-    ):
+    is_in_row = isinstance(node.process, BuiltinOperator) and {*node.keys} <= {*node.columns.names}
+    # Rows of side outputs have null there, and those of an outer join where the left side has no row.
+    if not is_in_row or any(row.column(name).null_count for name in node.keys):
         return None
     return keys_in(node, row)[0]
 

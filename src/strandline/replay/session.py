@@ -114,7 +114,7 @@ class KeptInput:
 
     def __exit__(self, *error: Any) -> None:
         self._source.close()
-        self._scratch.close()
+        self._scratch.__exit__(*error)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.errors import AnalysisException, ParseException
-from pyspark.sql import SparkSession
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
 
 from strandline.api.windows import WINDOW_END, WINDOW_START
 from strandline.checkpoint.catalog import read_catalog
@@ -26,22 +26,15 @@ from strandline.plan.graph import Node, OperatorNode
 from strandline.plan.pipeline import Operator
 from strandline.replay.breaks import Breaks, Call
 from strandline.replay.engine import EpochOutput
-from strandline.replay.history import (
-    Change,
-    changes_by_call,
-    changes_by_epoch,
-    event_node,
-    event_nodes,
-    has_calls,
-    note_changes,
-)
+from strandline.replay.history import Change, changes_by_call, changes_by_epoch, event_node, event_nodes, has_calls
 from strandline.replay.keys import keys_in
 from strandline.replay.origins import Origins, UnknownOriginError, plain_rows
 from strandline.replay.recorded import START, Recorded, find_recorded
 from strandline.replay.session import KeptInput, Replay, SourceInput, jobdir_of
 from strandline.runtime.builtin import BuiltinOperator
+from strandline.runtime.operators.aggregates.running import RunningAggregation
 from strandline.runtime.operators.joins import LEFT, RIGHT, TimedJoin
-from strandline.runtime.rowlayout import TIME
+from strandline.runtime.rowlayout import FIRED, SIDE, TIME
 from strandline.spark.base.ddl import first_line, schema_of
 from strandline.spark.base.empty import no_rows
 from strandline.spark.base.quiet import suppress_error_logs
@@ -71,7 +64,7 @@ class Cause:
     call: Change | None = None
     """The call of a function that gave it, with the states before and after; None for other operators."""
     read: int | None = None
-    """The number of the rows of its key that it was made of, where an operator computes a row of many."""
+    """The number of the rows of its key that it was made of, or of all of them if a note says so."""
     notes: list[str] = field(default_factory=list)
     """What is not known exactly, and why."""
     causes: list[Cause] = field(default_factory=list)
@@ -109,7 +102,7 @@ def explain_since_oldest(
 
     Raises ConfigurationError if there are none.
     """
-    _Matching.of(job, sink, condition)
+    _Matching(job, sink, condition)
     jobdir = jobdir_of(job)
     unread: StrandlineError | None = None
     for start in [START, *map(str, sorted(read_catalog(jobdir).live))]:
@@ -120,6 +113,8 @@ def explain_since_oldest(
             continue
         try:
             return explain_row(job, recorded, sink, condition), recorded
+        except _ConditionError:
+            raise
         except ConfigurationError as error:
             # Input of the first epochs may be gone.
             unread = error
@@ -133,7 +128,7 @@ def explain_row(job: Job, recorded: Recorded, sink: str, condition: str) -> Expl
     Raises ConfigurationError for a condition that Spark refuses, and NotFoundError for an unknown sink. The replay
     ends, without an error, at an epoch that fails again.
     """
-    matching = _Matching.of(job, sink, condition)
+    matching = _Matching(job, sink, condition)
     with KeptInput(SourceInput(job, recorded)) as source:
         chain = _Chain(job, recorded, source)
         explanation = chain.find(matching, sink)
@@ -146,40 +141,41 @@ def explain_row(job: Job, recorded: Recorded, sink: str, condition: str) -> Expl
         return replace(explanation, history=tuple(chain.history_of(last)))
 
 
+class _ConditionError(ConfigurationError):
+    """A condition that Spark refuses."""
+
+
 class _Matching:
     """Finds the rows of a sink that a condition is true for."""
 
-    @classmethod
-    def of(cls, job: Job, sink: str, condition: str) -> _Matching:
+    def __init__(self, job: Job, sink: str, condition: str) -> None:
         """Raise NotFoundError for an unknown sink, and ConfigurationError for a condition that Spark refuses."""
-        node = next((node for name, _, node in job._plan.sinks if name == sink), None)
-        if node is None:
-            names = ", ".join(name for name, _, _ in job._plan.sinks)
-            raise NotFoundError(f"the job has no sink '{sink}'", hint=f"its sinks are {names}")
-        return cls(job._plan.sources.session, node, condition)
-
-    def __init__(self, session: SparkSession, node: Node, condition: str) -> None:
-        self.node = node
-        self._session = clone_session(session)
-        columns = [*node.columns.types, (AT, "bigint")]
+        nodes = {name: node for name, _, node in job._plan.sinks}
+        if sink not in nodes:
+            raise NotFoundError(f"the job has no sink '{sink}'", hint=f"its sinks are {', '.join(nodes)}")
+        self.node = nodes[sink]
+        self._session = clone_session(job._plan.sources.session)
+        columns = [*self.node.columns.types, (AT, "bigint")]
         self._schema = schema_of(", ".join(f"{quoted(name)} {ddl}" for name, ddl in columns))
         self._condition = condition
-        try:
-            with suppress_error_logs():
-                no_rows(self._session, self._schema).where(condition)
-        except (AnalysisException, ParseException) as error:
-            raise ConfigurationError(
-                f"the condition {condition!r}: {first_line(error)}",
-                hint=f"write an SQL condition, as card = 'c1'; the columns are {', '.join(node.columns.names)}",
-            ) from None
+        self._places_in(no_rows(self._session, self._schema))
 
     def places(self, batch: pa.RecordBatch) -> list[int]:
         """Return the numbers of the matching rows, in their order."""
         if not batch.num_rows:
             return []
         table = pa.Table.from_batches([batch]).append_column(AT, pa.array(range(batch.num_rows), pa.int64()))
-        df = self._session.createDataFrame(table, self._schema)
-        return sorted(row[0] for row in df.where(self._condition).select(AT).collect())
+        return self._places_in(self._session.createDataFrame(table, self._schema))
+
+    def _places_in(self, df: DataFrame) -> list[int]:
+        try:
+            with suppress_error_logs():
+                return sorted(row[0] for row in df.where(self._condition).select(AT).collect())
+        except PySparkException as error:
+            raise _ConditionError(
+                f"the condition {self._condition!r}: {first_line(error)}",
+                hint=f"write an SQL condition, as card = 'c1'; the columns are {', '.join(self.node.columns.names)}",
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -207,81 +203,87 @@ class _Memory:
     """The call of on_timer; None: rows are wanted."""
     first: int = 0
     """The first epoch whose rows are wanted."""
-    setters: list[Change] = field(default_factory=list)
-    """The calls of the key before that one which set timers."""
     count: int = 0
     newest: deque[_Link] = field(default_factory=lambda: deque(maxlen=MOST_ROWS))
 
-    def note(self, change: Change) -> None:
-        """Take a call that has run."""
-        call, timer = change.made_by, self.timer
-        assert call is not None
-        if timer is None or call.operator != timer.operator or not call.timers or repr(call.key) != repr(timer.key):
-            return
-        if (call.epoch, call.number) < (timer.epoch, timer.number):
-            self.setters.append(change)
-
-    def take(self, record: EpochRecord, output: EpochOutput) -> None:
-        """Take the rows of the key in an epoch."""
+    def take(self, record: EpochRecord, output: EpochOutput, keys: dict[Node, list[str]]) -> None:
+        """Take the rows of the key in an epoch; `keys` keeps the keys that operators read in it, for all searches."""
         node, operator = event_node(self.operator), self.operator.node
-        rows = None if node is None else output.nodes.get(node)
-        if self.timer is not None or not self.first <= record.epoch <= self.cause.epoch or node is None or rows is None:
+        if self.timer is not None or not self.first <= record.epoch <= self.cause.epoch or node is None:
             return
-        is_mine = [repr(key) == repr(self.cause.key) for key in keys_in(operator, rows)]
-        rows = _made_of(operator, self.row, rows.filter(pa.array(is_mine, pa.bool_())), record)
+        rows, wanted = output.nodes[node], repr(self.cause.key)
+        if operator not in keys:
+            keys[operator] = [*map(repr, keys_in(operator, rows))]
+        rows = rows.filter(pa.array([key == wanted for key in keys[operator]], pa.bool_()))
+        if record.epoch == self.cause.epoch and _are_fired(self.row)[0].as_py():
+            # Timers fire before the epoch's rows, but for those of timers further up.
+            rows = rows.filter(_are_fired(rows))
+        if _is_exact(operator, self.row):
+            rows = _made_of(operator, self.row, rows, record)
         self.count += rows.num_rows
         for at in range(max(0, rows.num_rows - MOST_ROWS), rows.num_rows):
             self.newest.append(_Link(record.epoch, self.cause, node, rows.slice(at, 1)))
 
-    def links(self) -> list[_Link]:
-        """Return what is to be followed, and note what is not."""
-        cause = self.cause
+    def links(self, calls: Sequence[Call]) -> list[_Link]:
+        """Return what is to be followed, and note what is not; `calls` are those that have run, in their order."""
+        cause, process = self.cause, self.operator.node.process
         if self.timer is None:
             cause.read, cause.left_out = self.count, cause.left_out + self.count - len(self.newest)
+            if isinstance(process, TimedJoin) and _is_exact(self.operator.node, self.row):
+                sides = [half for half in _halves(process, self.row) if any(each is not None for each in half.values())]
+                if self.count > len(sides):
+                    cause.notes.append("these are all rows with its columns: it was made of one of each side")
             return list(self.newest)
-        setter, hops = _setter_of(self.timer, self.setters), 0
-        while setter is not None and setter.call == "on_timer":
-            assert setter.made_by is not None
-            setter, hops = _setter_of(setter.made_by, self.setters), hops + 1
+        setter, hops = _setter_of(self.timer, calls), 0
+        while setter is not None and setter.method == "on_timer":
+            setter, hops = _setter_of(setter, calls), hops + 1
         if hops:
-            cause.notes.append(f"its timer was set by a timer, and that one by another: {hops} calls are left out")
+            cause.notes.append(f"timers set one another: {hops} calls of on_timer before this one are left out")
         if setter is None:
-            cause.notes.append("its timer was set before the first epoch that is run: it is in the first state")
+            cause.notes.append("the call that set its timer is not in the epochs that are run")
             return []
-        call = Cause("operator", cause.name, setter.epoch, None, cause.function, cause.key, setter)
+        call = Cause("operator", cause.name, setter.epoch, None, cause.function, cause.key)
         cause.causes.append(call)
-        return [_Link(setter.epoch, call, self.operator.node, call=setter.made_by)]
+        return [_Link(setter.epoch, call, self.operator.node, call=setter)]
 
 
-def _setter_of(timer: Call, setters: Sequence[Change]) -> Change | None:
+def _setter_of(timer: Call, calls: Sequence[Call]) -> Call | None:
     """Return the last call before a timer's that set it."""
-    for each in reversed(setters):
-        call = each.made_by
-        assert call is not None
-        if (call.epoch, call.number) < (timer.epoch, timer.number) and timer.event in call.timers:
-            return each
-    return None
+    function, timer_set = (timer.operator, repr(timer.key)), (timer.event, timer.read.is_processing_time)
+    before = (each for each in reversed(calls) if (each.epoch, each.number) < (timer.epoch, timer.number))
+    mine = (each for each in before if (each.operator, repr(each.key)) == function)
+    return next((each for each in mine if timer_set in each.timers), None)
 
 
 def _made_of(node: OperatorNode, row: Rows, rows: Rows, record: EpochRecord) -> Rows:
     """Return the rows of a key that an operator has made a row of: those of its window, or those that a join gives."""
     process = node.process
     if isinstance(process, TimedJoin):
-        halves = process.layout.halves(tuple(column[0].as_py() for column in row.columns))
+        halves = _halves(process, row)
         return rows.filter(pa.array([_is_half(pair, halves) for pair in rows.to_pylist()], pa.bool_()))
     windows = process.own_windows if isinstance(process, BuiltinOperator) else None
-    if not isinstance(windows, FixedWindows | SessionWindows) or WINDOW_END not in row.schema.names:
+    if not isinstance(windows, FixedWindows | SessionWindows):
         return rows
     start, end = (row.column(name).cast(pa.int64())[0].as_py() for name in (WINDOW_START, WINDOW_END))
     if windows.time == "processing":
         return rows if start <= record.now_us < end else rows.slice(0, 0)
-    if TIME not in rows.schema.names or (
-        record.watermark_us is not None and end + windows.lateness_ms * 1000 <= record.watermark_us
-    ):
-        # What comes after its end is late.
-        return rows.slice(0, 0)
-    times = rows.column(TIME)
-    return rows.filter(pc.and_(pc.greater_equal(times, start), pc.less(times, end)).fill_null(False))
+    times, fired = rows.column(TIME), _are_fired(rows)
+    is_in = pc.and_(pc.greater_equal(times, start), pc.less(times, end)).fill_null(False)
+    # A session ends a microsecond after its window.
+    over_us = end + windows.lateness_ms * 1000 + isinstance(windows, SessionWindows)
+    for reached_us, are_these in ((record.fired_us, fired), (record.watermark_us, pc.invert(fired))):
+        if reached_us is not None and over_us <= reached_us:
+            is_in = pc.and_not(is_in, are_these)
+    return rows.filter(is_in)
+
+
+def _are_fired(rows: Rows) -> pa.Array:
+    """Return which rows timers gave: they come before the watermark moves on."""
+    return rows.column(FIRED).fill_null(False) if FIRED in rows.schema.names else pa.repeat(False, rows.num_rows)
+
+
+def _halves(process: TimedJoin, row: Rows) -> tuple[dict[str, Any], dict[str, Any]]:
+    return process.layout.halves(tuple(column[0].as_py() for column in row.columns))
 
 
 def _is_half(pair: Mapping[str, Any], halves: tuple[Mapping[str, Any], Mapping[str, Any]]) -> bool:
@@ -296,16 +298,16 @@ _BATCHES = (
     "a vectorised function gets many rows in one call: which of its key's rows in this epoch gave this one is not known"
 )
 _ALL_OF_KEY = "these are all rows of its key: which of them it was made of is not known"
+_FAILED = "rows that it could not process are among these, if there are any"
 
 
-def _is_exact(process: BuiltinOperator) -> bool:
-    """Whether it is known of which rows of a key an operator makes a row."""
-    windows = process.own_windows
-    return (
-        isinstance(process, TimedJoin)
-        or isinstance(windows, FixedWindows | SessionWindows)
-        or (windows is None and process.own_aggregated is not None)
-    )
+def _is_exact(node: OperatorNode, row: Rows) -> bool:
+    """Whether it is known of which rows of a key an operator has made a row: not of a side output's."""
+    process = node.process
+    if not isinstance(process, BuiltinOperator) or (SIDE in row.schema.names and row.column(SIDE)[0].as_py()):
+        return False
+    has_window = isinstance(process.own_windows, FixedWindows | SessionWindows) and process.own_is_whole
+    return has_window or isinstance(process, TimedJoin | RunningAggregation)
 
 
 def _find(replay: Replay, node: Node) -> Operator:
@@ -396,7 +398,9 @@ class _Chain:
             assert link.row is not None
             return origins.row_behind(link.node, link.row)
         assert link.node.parent is not None
-        return origins.row_behind(link.node.parent, origins.event_behind(_find(origins.replay, link.node), link.call))
+        operator = _find(origins.replay, link.node)
+        link.cause.call = link.cause.call or origins.change_at(operator, link.call.place)
+        return origins.row_behind(link.node.parent, origins.event_behind(operator, link.call))
 
     def _of_operator(self, origins: Origins, operator: Operator, row: Rows, cause: Cause) -> list[_Link]:
         """Find what gave a row of an operator; return its event, if it is in this epoch."""
@@ -409,33 +413,40 @@ class _Chain:
                 return [_Link(cause.epoch, cause, operator.node, call=call)]
             self._memories.append(_Memory(operator, cause, row, call))
             return []
-        cause.key, first = origins.key_behind(operator, row), 0
+        cause.key, first, origin = origins.key_behind(operator, row), 0, self._recorded.origin
         if not isinstance(operator.node.process, BuiltinOperator):
             first = cause.epoch
             cause.notes.append(_BATCHES)
-        elif not _is_exact(operator.node.process):
-            cause.notes.append(_ALL_OF_KEY)
+        else:
+            if not _is_exact(operator.node, row):
+                cause.notes.append(_ALL_OF_KEY)
+            if not operator.node.on_error.fails:
+                cause.notes.append(_FAILED)
+            if origin.manifest is not None:
+                before = f"rows of epoch {origin.epoch} and before are in the first state: they are not among these"
+                cause.notes.append(before)
         self._memories.append(_Memory(operator, cause, row, first=first))
         return []
 
     def _remember(self) -> None:
         """Run the epochs again, to find what operators had read; make links of it."""
         memories, self._memories = self._memories, []
-        breaks, recorded = Breaks(None), self._until(max(each.cause.epoch for each in memories))
-        times = {record.epoch: record.now_us for record in recorded.epochs}
-        with self._replay(recorded, breaks) as replay:
-            keys = {(each.operator.uid, repr(each.cause.key)) for each in memories if each.timer is not None}
-            states = {operator.uid: [*operator.declared] for operator in replay.operators}
-            changes = note_changes(breaks, states, lambda call: (call.operator, repr(call.key)) in keys, times)
+        breaks, calls = Breaks(None), list[Call]()
+        keys = {(each.operator.uid, repr(each.cause.key)) for each in memories if each.timer is not None}
+
+        def note(call: Call, view: Any) -> None:
+            if (call.operator, repr(call.key)) in keys:
+                calls.append(call)
+
+        breaks.on_call = note if keys else None
+        with self._replay(self._until(max(each.cause.epoch for each in memories)), breaks) as replay:
             for result in replay:
+                of_epoch: dict[Node, list[str]] = {}
                 for memory in memories:
                     if result.output is not None:
-                        memory.take(result.record, result.output)
-                    for change in changes:
-                        memory.note(change)
-                changes.clear()
+                        memory.take(result.record, result.output, of_epoch)
         for memory in memories:
-            self._links += memory.links()
+            self._links += memory.links(calls)
 
     def history_of(self, last: Cause) -> Iterator[Change]:
         """Yield the calls of the key, or the changes of its results, up to the epoch and the call that gave the row."""
@@ -447,8 +458,8 @@ class _Chain:
                 return
             made_by = last.call.made_by if last.call else None
             assert made_by is not None
-            names = list(operator.declared)
-            for change in changes_by_call(replay, breaks, operator.uid, names, lambda call: call.key == last.key):
+            names, key = list(operator.declared), repr(last.key)
+            for change in changes_by_call(replay, breaks, operator.uid, names, lambda call: repr(call.key) == key):
                 assert change.made_by is not None
                 if change.epoch < last.epoch or change.made_by.number <= made_by.number:
                     yield change

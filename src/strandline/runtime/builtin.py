@@ -44,6 +44,8 @@ class BuiltinOperator:
     """States in tables of its own, as they are written into manifests."""
     own_windows: Windows | None = None
     """How it cuts time, as far as its state depends on it: of its first state."""
+    own_is_whole: bool = True
+    """Whether a window's result is of all rows of the window so far, and given between epochs or by a timer."""
     own_aggregated: Aggregated | None = None
     """Of what its states hold accumulators, if they do."""
     own_replays: bool = False

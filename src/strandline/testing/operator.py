@@ -28,6 +28,7 @@ from strandline.keeper.opening import open_task
 from strandline.plan import pipeline
 from strandline.plan.graph import OperatorNode
 from strandline.runtime.operators.joins import RIGHT
+from strandline.runtime.operators.views.inputs import EpochOperator
 from strandline.runtime.operators.windows.operator import WindowOperator
 from strandline.runtime.partition import OperatorPartition
 from strandline.runtime.program import Process
@@ -213,7 +214,8 @@ class Partitions:
         try:
             if isinstance(each.process, WindowOperator):
                 return {"results": list(map(self._record, each.process.current_results(key)))}
-            if isinstance(each.process, ColumnarProcess):
+            # Operators of views have no results apart from their states.
+            if isinstance(each.process, ColumnarProcess) and not isinstance(each.process, EpochOperator):
                 results = [batch.to_pylist() for batch, _ in each.process.current_results(self._batch_of(key, group))]
                 return {"results": [self._record(row.values()) for rows in results for row in rows]}
             states = declared_states(each.process)

@@ -100,6 +100,7 @@ class SessionAggregation(ColumnarProcess):
         self._accumulators = accumulators
         self._length, self._rules = kind.gap_us + 1, rules
         self.own_windows = windows_info(kind, processing=rules.processing, lateness_us=rules.lateness_us)
+        self.own_is_whole = rules.are_whole
         session = parse_schema(f"{_SPAN}, {accumulators.ddl}")
         self._fields = list(arrow_schema(session))
         self.own_states = {

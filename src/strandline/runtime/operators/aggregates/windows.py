@@ -107,6 +107,7 @@ class WindowedAggregation(ColumnarProcess):
         self._size, self._every, self._offset = kind.size_us, kind.every_us, kind.offset_us
         self._lateness, self._processing = rules.lateness_us, rules.processing
         self.own_windows = windows_info(kind, processing=rules.processing, lateness_us=rules.lateness_us)
+        self.own_is_whole = rules.are_whole
         self.pane_us = math.gcd(self._size, self._every)
         self._stored = StructType((*self._keys.fields, *parse_schema(accumulators.ddl).fields))
         self.own_aggregated = accumulators.aggregated

@@ -42,6 +42,11 @@ class Rules:
     accumulate: bool = True
     """Whether a result is of all of a window's events, or of those since its last result."""
 
+    @property
+    def are_whole(self) -> bool:
+        """Whether results are whole, as `BuiltinOperator.own_is_whole` says."""
+        return self.accumulate and not self.early_events and not (self.processing and self.early_us)
+
 
 def next_multiple(now_us: int, every_us: int) -> int:
     """Return the next multiple of an interval: all changes before it share one early result."""
@@ -57,6 +62,7 @@ class WindowOperator(BuiltinOperator, KeyedProcess):
 
     def __init__(self, kind: WindowKind, contents: Contents, rules: Rules) -> None:
         self.own_windows = windows_info(kind, processing=rules.processing, lateness_us=rules.lateness_us)
+        self.own_is_whole = rules.are_whole
         self._contents = contents
         self._rules = rules
         self._early_us = rules.early_us
