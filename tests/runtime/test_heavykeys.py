@@ -118,7 +118,8 @@ def test_lately_is_about_a_minute() -> None:
     assert keys.heaviest() == [], "nothing has come lately"
     # Weights grow for as long as a keeper lives, and a clock may go back.
     keys.begin(NOW_US + 10**9 * SECOND)
-    for n in range(10):
+    keys.begin(NOW_US)
+    for n in range(1, 11):
         keys.begin(NOW_US + n * SECOND)
         count(keys, ["late"] * 20)
     assert [(each.key["k"], each.share, each.error) for each in keys.heaviest()] == [("late", 1.0, 0.0)]

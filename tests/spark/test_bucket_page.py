@@ -97,6 +97,7 @@ def test_jobs_in_a_bucket_are_shown_while_they_run_and_afterwards(
         first = run.checkpoint().checkpoint
         case.add(1)
         settle(run)
+        eventually(lambda: len(page.ask("api/jobs")["jobs"]) == 2, "both are listed")
         here, there = page.ask("api/jobs")["jobs"]
         assert (here["name"], here["state"], here["url"].rpartition("/")[2]) == ("small", "running", "small")
         assert (there["name"], there["state"], there["url"].split("/")[-2]) == ("small", "", "elsewhere")

@@ -75,7 +75,9 @@ def open_state(chromium: Any, address: str, width: int = 1280, scheme: str = "li
 
 def run(here: Visit, sql: str) -> None:
     here.page.fill("#sql", sql)
-    here.page.keyboard.press("Control+Enter")
+    # Not what the page has of the rows of a table, or of the query before.
+    with here.page.expect_response(lambda answer: "/query" in answer.url):
+        here.page.keyboard.press("Control+Enter")
     here.page.wait_for_selector("button:text-is('Running…')", state="detached")
     here.page.wait_for_selector("p.told >> text=of checkpoint 2")
 
