@@ -49,6 +49,8 @@ def test_a_hot_key_is_named_in_the_status_and_nowhere_else(spark: Any, case: Cas
         assert key.key == {"user": HOT}
         assert key.share == pytest.approx(0.3, abs=2 * key.error + 0.02)
         assert key.error > 0
+        # A program may log its status.
+        assert HOT not in repr(run.status())
         keepers = run.status().keepers
         (of_partition,) = keepers[key.partition].heaviest_keys
         assert of_partition.key == key.key

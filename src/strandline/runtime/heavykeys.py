@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Any, NamedTuple
 
@@ -41,8 +41,8 @@ _OF_VIEW = f"{_HIDDEN}key"
 class HeavyKey:
     """A key that has many of the last minute's rows."""
 
-    key: dict[str, str]
-    """Its columns as text, cut if they are long; empty where values are hidden."""
+    key: dict[str, str] = field(repr=False)
+    """Its columns as text, cut if they are long; empty where values are hidden. A status that is logged has no keys."""
     share: float
     """An estimate: of the rows of its partition, or of those of the operator, where all partitions are summed up."""
     error: float
