@@ -344,6 +344,10 @@ def test_the_command(
     by_name = strandline("why", "replayed", "rows", "card = 'c2' and total = 5", "--local-dir", local_dir)
     assert by_name.stdout == result.stdout
     assert f"job 'replayed' is that of {app}, which has changed since that start\n" in by_name.stderr
+    # The program runs where it was started, and a path is meant from here.
+    monkeypatch.chdir(tmp_path / "in")
+    lost = strandline("why", "replayed", "rows", "card = 'c2'", "--from", "./sp", "--local-dir", local_dir)
+    assert f"{tmp_path}/in/sp" in lost.stderr
     assert (
         "what it comes of\n"
         "  epoch 2, operator 'totals' (Total), key 'c2', on_event Record(card='c2', amount=3)\n"

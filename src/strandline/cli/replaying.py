@@ -234,6 +234,7 @@ def history(
     Of a job that was started on this machine, its name is enough: its program runs with the arguments of that start.
     The epochs between the job's checkpoints run again; begin with an older one by --from.
     """
+    start = _from_here(start)
     chosen = job_named(program, args, job, root_of(local_dir), directory)
     from strandline.replay.history import history_of
 
@@ -285,6 +286,7 @@ def why(
     The recorded epochs run again, and the first row for which CONDITION is true is explained, as in `strandline why
     app.py rows "card = 'c1' and total > 100"`. Exit code 1 if no recorded epoch gives such a row.
     """
+    start = _from_here(start)
     chosen = job_named(program, args, job, root_of(local_dir), directory)
     from strandline.replay.why import explain_row, explain_since_oldest
 
@@ -425,6 +427,11 @@ def _recorded(job: Job, start: str, to: int | None) -> Recorded:
     from strandline.replay.session import jobdir_of
 
     return find_recorded(jobdir_of(job), start, to, dict(job.checkpoints.storage_options))
+
+
+def _from_here(start: str) -> str:
+    """Return where a replay begins; a path is made absolute, as the job of a name is in its program's directory."""
+    return str(Path(start).absolute()) if "/" in start and "://" not in start else start
 
 
 def job_named(named: str, args: list[str] | None, name: str, root: Path, directory: str | None) -> Job:
