@@ -133,7 +133,13 @@ def test_status_shows_what_the_program_would_see(serve: Serve, local_dir: Path, 
         ("", None, 0),
     ]
     shown = strandline("status", "alerts", "--local-dir", local_dir).stdout
-    assert data["operators"][1] == {"uid": "top", "name": "Top", "parallelism": 1, "max_parallelism": 128}
+    assert data["operators"][1] == {
+        "uid": "top",
+        "name": "Top",
+        "parallelism": 1,
+        "max_parallelism": 128,
+        "heaviest_keys": [],
+    }
     for words in (
         "running", "checkpoint 5", "2 completed", "2 (top 1), follows the executors", "detect", "4711",
         f"{time_text(1_700_000_000_000)}: it broke", "1,000 in its life; now 2.5/s", "for 3 s",

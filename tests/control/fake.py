@@ -24,11 +24,11 @@ from strandline.control.status import (
     Status,
 )
 from strandline.core.errors import CheckpointError
+from strandline.core.heavykey import HeavyKey
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.keeper.lookups import LookupResult, LookupTable, table_of
 from strandline.keeper.sampling import Samples
-from strandline.runtime.heavykeys import HeavyKey
 from strandline.runtime.reached import OriginStatus, WatermarkStatus
 from strandline.snapshot.savepoints.progress import SavepointProgress
 from strandline.types.records import record_type

@@ -10,7 +10,7 @@ from msgspec import to_builtins
 
 from strandline.control.skew import key_text, merged_keys, skew_text, without_keys
 from strandline.control.status import KeeperStatus, Status
-from strandline.runtime.heavykeys import HeavyKey
+from strandline.core.heavykey import HeavyKey
 from tests.control.fake import KEEPER, FakeRun
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.api.badrecords import OnError
+from strandline.core.heavykey import LEAST_ROWS, MOST_KEYS
 from strandline.runtime import heavykeys
 from strandline.runtime.heavykeys import HeavyKeys
 from strandline.types.records import record_type
@@ -64,10 +65,10 @@ def test_of_batches_that_are_counted_in_full_no_heavy_key_is_missed(
         assert counted * (1 - 1e-9) <= number <= (counted + keys._lost / keys._weight) * (1 + 1e-9) + 1e-9
     assert keys._lost <= keys._all / heavykeys._COUNTERS
     shown = keys.heaviest()
-    assert len(shown) <= heavykeys.MOST_KEYS
+    assert len(shown) <= MOST_KEYS
     for each in shown:
         assert each.share == pytest.approx(exact[int(each.key["k"])] / rows, abs=each.error + 1e-4)
-    if rows >= heavykeys.LEAST_ROWS:
+    if rows >= LEAST_ROWS:
         (heaviest, number), *_ = exact.most_common(1)
         assert (
             number / rows < 0.03

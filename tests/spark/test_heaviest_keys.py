@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 import strandline as sl
 from strandline.cli.main import app
+from strandline.core.heavykey import HeavyKey
 from strandline.keeper.paths import Places
-from strandline.runtime.heavykeys import HeavyKey
 from strandline.telemetry.figures import Figures
 from strandline.telemetry.metrics import samples
 from tests.spark import small

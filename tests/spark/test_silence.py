@@ -80,7 +80,7 @@ def test_a_job_whose_session_was_stopped_does_not_wait_for_its_query() -> None:
     """A query that waits for rows does not notice: Spark says that it is active."""
     made = attempt(active=False, idle_s=0.01)
     made.driver.failed, made.driver.epoch_carries_trigger = threading.Event(), False
-    made.driver.progress = SimpleNamespace(epochs=0, late_rows=0)
+    made.driver.progress = JobProgress(Epoch(0))
     made.driver.watermarks.reached_us = 0
     made.coordinator.advance, made._sources = lambda: None, SimpleNamespace(deliver=lambda looked: None)
     made._watch = SourceWatch(query_of(), 0)

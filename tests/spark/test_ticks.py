@@ -61,7 +61,7 @@ def test_a_checkpoint_of_a_tick_does_not_time_out_before_the_first_look(
     """Timers that a snapshot has are due at once: the tick triggers it, whether sources have begun or not."""
     made, postponed = attempt(active=True, idle_s=0.01, due=False), list[int]()
     made.driver.failed, made.driver.epoch_carries_trigger, made.driver.batch = threading.Event(), False, batch
-    made.driver.progress, made._has_reported = SimpleNamespace(epochs=0, late_rows=0), True
+    made.driver.progress, made._has_reported = JobProgress(Epoch(0)), True
     made.driver.watermarks.reached_us, made.driver.is_running = 0, True
     made.coordinator = SimpleNamespace(
         pending=CheckpointId(1),
@@ -258,7 +258,7 @@ def test_a_job_whose_source_has_ended_waits_for_timers_while_it_is_paused() -> N
     made.driver.failed, made.driver.paused = threading.Event(), threading.Event()
     made.driver.paused.set()
     made.driver.epoch_carries_trigger, made._finished_us = False, 1
-    made.driver.progress = SimpleNamespace(epochs=0, late_rows=0)
+    made.driver.progress = JobProgress(Epoch(0))
     made.driver.watermarks.reached_us, made.driver.sealed = 0, threading.Event()
     made.driver.tick = lambda by_us: False
     made._final_checkpoint_done = lambda: True

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.browser import chromium, needs_chromium, open_page
-from tests.ui.test_browser import Shop, begin, end, shop, visit
+from tests.ui.showing import Shop, begin, end
+from tests.ui.test_browser import shop, visit
 
 __all__ = ["chromium", "shop"]
 

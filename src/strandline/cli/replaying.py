@@ -280,11 +280,11 @@ def why(
     local_dir: LocalDir = None,
     json: AsJson = False,
 ) -> None:
-    """Explain an output row by the events, timers and state behind it, back to the sources.
+    """Explain an output row by the events and state behind it.
 
-    Of a job that was started on this machine, its name is enough: its program runs with the arguments of that start.
-    The recorded epochs run again, and the first row for which CONDITION is true is explained, as in `strandline why
-    app.py rows "card = 'c1' and total > 100"`. Exit code 1 if no recorded epoch gives such a row.
+    The recorded epochs run again, and the first row for which CONDITION is true is followed back to the sources, as in
+    `strandline why app.py rows "card = 'c1' and total > 100"`. Of a job that was started on this machine, its name is
+    enough: its program runs with the arguments of that start. Exit code 1 if no recorded epoch gives such a row.
     """
     start = _from_here(start)
     chosen = job_named(program, args, job, root_of(local_dir), directory)

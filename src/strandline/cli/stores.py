@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 import typer
@@ -16,7 +16,9 @@ from strandline.cli.output import say
 from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError
 from strandline.core.settings import default_local_dir
 from strandline.snapshot.opening.snapshot import METADATA, job_paths, open_folder
-from strandline.ui.jobs import Jobs
+
+if TYPE_CHECKING:
+    from strandline.ui.jobs import Jobs
 
 StorageOptions = Annotated[
     list[str] | None,
@@ -54,6 +56,8 @@ def jobs_of(
 
     Each must be there. If names `may_come`, one that is not is only warned of.
     """
+    from strandline.ui.jobs import Jobs
+
     jobs = Jobs(root_of(local_dir), tuple(what or ()), parse_options(option))
     known = {job.name for job in jobs.all()}
     if missing := [name for name in jobs.names if name not in known]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import ceil
 
 from strandline.control.status import KeeperStatus, Status
-from strandline.runtime.heavykeys import LEAST_ROWS, MOST_KEYS, HeavyKey
+from strandline.core.heavykey import LEAST_ROWS, MOST_KEYS, HeavyKey
 
 _SKEWED, _UNEVEN = 1.5, 1.2
 """How many times an even share a partition has that is said to be so."""

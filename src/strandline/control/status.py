@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from strandline.checkpoint.history import CheckpointStats
+from strandline.core.heavykey import HeavyKey
 from strandline.core.html import card, facts, line, render, strong
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.core.texts import duration_text, size_text
-from strandline.runtime.heavykeys import HeavyKey
 from strandline.runtime.reached import WatermarkStatus
 
 State = Literal["starting", "running", "restarting", "rescaling", "finished", "stopped", "failed"]

@@ -22,10 +22,10 @@ import pyarrow as pa
 from strandline.core.decoding import decodable
 from strandline.core.errors import KeeperError
 from strandline.core.failure import Failure, from_failure
+from strandline.core.heavykey import HeavyKey
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.format.manifest import PartitionInfo
 from strandline.keeper.sampling import Samples
-from strandline.runtime.heavykeys import HeavyKey
 from strandline.runtime.state.lookups import LookupEntries, LookupRequest
 
 _HEADER = struct.Struct("<BQ")

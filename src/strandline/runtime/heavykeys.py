@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from strandline.core.heavykey import LEAST_ROWS, MOST_KEYS, HeavyKey
 from strandline.types.jsonforms import to_json
 from strandline.types.records import Record
 
@@ -28,26 +28,11 @@ _MOST_WAITING, _PAUSE_US = 16_384, 100_000
 """After so many rows, or so much time, a batch is sampled, which counts for the rows before it, too."""
 _MOST_CHARS = 100
 """Of each value of a key, in counters and answers."""
-MOST_KEYS = 5
 _LEAST_SHARE = 0.01
-LEAST_ROWS = 100.0
 _LARGEST_WEIGHT = 1e9
 _HIDDEN = "__strandline_"
 _OF_VIEW = f"{_HIDDEN}key"
 """The key of a view's operator, a struct unless it is one column without nulls."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeavyKey:
-    """A key that has many of the last minute's rows."""
-
-    key: dict[str, str] = field(repr=False)
-    """Its columns as text, cut if they are long; empty where values are hidden. A status that is logged has no keys."""
-    share: float
-    """An estimate: of the rows of its partition, or of those of the operator, where all partitions are summed up."""
-    error: float
-    """How far the share may be off, either way."""
-    partition: int
 
 
 class _Long(NamedTuple):
