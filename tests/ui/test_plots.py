@@ -82,6 +82,8 @@ def run(here: Visit, sql: str) -> None:
     here.page.wait_for_selector("p.told >> text=of checkpoint 2")
 
 
+# Twice, on a busy machine, the answer of a query was not shown within 90 s: why is not known.
+@pytest.mark.soak
 def test_what_is_plotted(chromium: Any, address: str) -> None:
     here = open_state(chromium, address)
     for sql, label in LINES.items():
