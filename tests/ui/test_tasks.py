@@ -184,8 +184,6 @@ def test_why_did_the_job_restart_and_what_did_it_cost(here: Visit, shop: Shop) -
         assert int(each["From checkpoint"]) == known.checkpoint
 
 
-# Twice, on a busy machine, the answer of a query was not shown within 90 s: why is not known.
-@pytest.mark.soak
 def test_plot_the_state_by_a_query(here: Visit) -> None:
     main = go(here, "State")
     here.page.get_by_label("SQL", exact=True).fill(

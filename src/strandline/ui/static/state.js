@@ -2,12 +2,13 @@
 
 import { Empty, Failure, Hidden, Section, Table } from "./parts.js";
 import { Plot } from "./plot.js";
-import { ask, html, number, plural, size, useAnswer, useEffect, useRef, useState } from "./lib.js";
+import { ask, html, number, plural, size, useAnswer, useKept, useRef, useState } from "./lib.js";
 
 export function StateView({ id, past, all }) {
   const [checkpoint, setCheckpoint] = useState("");
   const suffix = checkpoint ? `?checkpoint=${checkpoint}` : "";
   const tables = useAnswer(past ? `api/jobs/${id}/tables${suffix}` : null);
+  const known = useKept(tables);
   const [table, setTable] = useState("");
   const kept = past ? past.checkpoints.filter((each) => each.state === "complete").toReversed() : [];
   if (past && !kept.length) return html`<${Empty} text="The job has no complete checkpoint: there is no state to read yet." />`;
@@ -41,7 +42,7 @@ export function StateView({ id, past, all }) {
     ${!all.values
       ? html`<${Hidden} what="see rows and use SQL" />`
       : html`${table ? html`<${Rows} id=${id} table=${table} checkpoint=${checkpoint} onClose=${() => setTable("")} />` : ""}
-          <${Query} id=${id} checkpoint=${checkpoint} tables=${tables && tables.tables ? tables.tables : []} />`}
+          ${known ? html`<${Query} id=${id} checkpoint=${checkpoint} first=${known.tables && known.tables.length ? known.tables[0].table : ""} />` : ""}`}
   `;
 }
 
@@ -54,14 +55,12 @@ function Rows({ id, table, checkpoint, onClose }) {
   `;
 }
 
-function Query({ id, checkpoint, tables }) {
-  const [sql, setSql] = useState("");
+// `first` is the table of the query that is suggested at the beginning: later, it might be put into what is typed.
+function Query({ id, checkpoint, first }) {
+  const [sql, setSql] = useState(first ? `SELECT count(*) AS rows FROM ${first}` : "");
   const [result, setResult] = useState(null);
   const [running, setRunning] = useState(false);
   const field = useRef(null);
-  useEffect(() => {
-    if (!sql && tables.length) setSql(`SELECT count(*) AS rows FROM ${tables[0].table}`);
-  }, [tables.length]);
   // What the field has: a key may come before the state has what was typed.
   const run = async (event) => {
     event.preventDefault();
