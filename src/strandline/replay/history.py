@@ -53,7 +53,7 @@ def history_of(job: Job, recorded: Recorded, state: str, key: str) -> Iterator[C
     breaks = Breaks(None)
     with Replay(job, recorded, breaks, also=event_nodes) as run:
         uid, name = find_state(run.operators, state)
-        operator = next(each for each in run.operators if each.uid == uid)
+        operator = run.operator(uid)
         if not has_calls(operator):
             yield from changes_by_epoch(run, operator, run.run.find(uid).parse_key(key))
             return

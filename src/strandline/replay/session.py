@@ -179,6 +179,10 @@ class Replay:
         self._close.callback(run.close)
         return run
 
+    def operator(self, uid: str) -> Operator:
+        """Return the operator with a uid."""
+        return next(each for each in self.operators if each.uid == uid)
+
     def __iter__(self) -> Iterator[EpochReplay]:
         """Run one epoch after the other; the first that fails is the last."""
         for record in self.recorded.epochs:

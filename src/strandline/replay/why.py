@@ -310,10 +310,6 @@ def _is_exact(node: OperatorNode, row: Rows) -> bool:
     return has_window or isinstance(process, TimedJoin | RunningAggregation)
 
 
-def _find(replay: Replay, node: Node) -> Operator:
-    return next(each for each in replay.operators if each.node is node)
-
-
 class _Chain:
     """Follows a row back to the sources, in runs of the recorded epochs."""
 
@@ -387,7 +383,7 @@ class _Chain:
             if isinstance(node, OperatorNode):
                 cause.kind, cause.name, cause.function = "operator", node.uid, node.name
                 try:
-                    mine += self._of_operator(origins, _find(replay, node), row, cause)
+                    mine += self._of_operator(origins, replay.operator(node.uid), row, cause)
                 except UnknownOriginError as error:
                     cause.notes.append(f"the call that gave it is not known: {error}")
         replay.run_once(record, rows)
@@ -398,7 +394,7 @@ class _Chain:
             assert link.row is not None
             return origins.row_behind(link.node, link.row)
         assert link.node.parent is not None
-        operator = _find(origins.replay, link.node)
+        operator = origins.replay.operator(link.call.operator)
         link.cause.call = link.cause.call or origins.change_at(operator, link.call.place)
         return origins.row_behind(link.node.parent, origins.event_behind(operator, link.call))
 
@@ -452,7 +448,7 @@ class _Chain:
         """Yield the calls of the key, or the changes of its results, up to the epoch and the call that gave the row."""
         breaks = Breaks(None)
         with self._replay(self._until(last.epoch), breaks) as replay:
-            operator = next(each for each in replay.operators if each.uid == last.name)
+            operator = replay.operator(last.name)
             if not has_calls(operator):
                 yield from changes_by_epoch(replay, operator, last.key)
                 return
