@@ -162,6 +162,23 @@ def test_which_files_does_a_checkpoint_share_with_the_one_before(here: Visit) ->
         )
 
 
+def test_what_is_open_stays_open_when_a_section_appears_above_it(here: Visit) -> None:
+    # The failures are known by the log of events, which may be read late.
+    held: list[Any] = []
+    late = True
+    here.page.route("**/history?*", lambda route: held.append(route) if late else route.continue_())
+    main = go(here, "Checkpoints")
+    main.get_by_text("The files of one checkpoint").press("Enter")
+    shown = main.get_by_text(re.compile(r"shares \d+ of its \d+ files with checkpoint"))
+    shown.wait_for(state="visible")
+    late = False
+    for each in held:
+        each.continue_()
+    main.get_by_role("heading", name="Failures").wait_for()
+    assert shown.is_visible()
+    assert here.page.evaluate("document.activeElement.innerText") == "The files of one checkpoint"
+
+
 def test_how_old_rows_are_when_a_sink_shows_them(here: Visit) -> None:
     go(here, "Sources and sinks")
     sinks = {each["Sink"]: each for each in rows(here, "Sinks")}

@@ -4,7 +4,15 @@ import { h, render } from "./vendor/preact.js";
 import { useEffect, useMemo, useRef, useState } from "./vendor/preact-hooks.js";
 import htm from "./vendor/htm.js";
 
-export const html = htm.bind(h);
+// What a condition leaves out is null: at its place nothing is looked for. For an empty text, Preact would take the next
+// element of the same type when the condition holds, and make that one anew: a section above another closed what was
+// open in it and took its focus.
+const gap = (child) => (child === "" ? null : child);
+const build = htm.bind((type, props, ...children) => h(type, props, ...children.map(gap)));
+export const html = (...parts) => {
+  const made = build(...parts);
+  return Array.isArray(made) ? made.map(gap) : made;
+};
 export { render, useEffect, useMemo, useRef, useState };
 
 // --- figures with units
