@@ -1,0 +1,246 @@
+"""MATCH_RECOGNIZE: matches of a pattern in the rows of each key, in the order of their times.
+
+A row waits until the watermark has passed it. Then it takes its place among the rows of its key, and stays there for as
+long as a match may still have it. State has rows alone, and no partial matches: these are found again from the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.api.states import Value
+from strandline.backends.base import Backend
+from strandline.core.errors import UserCodeError
+from strandline.core.times import END_US, within
+from strandline.format.keys import KeyCodec
+from strandline.format.manifest import StateInfo
+from strandline.format.schemas import Schemas
+from strandline.runtime.operators.patterns.search import Match, Matching, Search
+from strandline.runtime.operators.views.bags import WEIGHT, Numbers, RowType
+from strandline.runtime.operators.views.inputs import EpochOperator
+from strandline.runtime.operators.views.top import Order, sortable
+from strandline.runtime.state.columnar import BatchKeys, TimedRows
+from strandline.runtime.state.scope import Scope
+from strandline.runtime.state.table import StateTable
+from strandline.runtime.state.timers import TimerTable, passed_us
+from strandline.types.datatypes import StructType
+
+_WAITING, _PASSED, _ENDS = "waiting", "passed", "timers.ends"
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of keys; `open`: a row that may begin a match."""
+
+    of_key: Numbers
+    at: Numbers
+    open: Numbers
+    rows: pa.StructArray
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def take(self, chosen: Numbers) -> _Rows:
+        """Return some of the rows."""
+        return _Rows(self.of_key[chosen], self.at[chosen], self.open[chosen], self.rows.take(pa.array(chosen)))
+
+    def plus(self, other: _Rows) -> _Rows:
+        """Return the rows of both."""
+        names = ("of_key", "at", "open")
+        parts = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in names}
+        return _Rows(rows=pa.concat_arrays([self.rows, other.rows]), **parts)
+
+
+class MatchRecognizing(EpochOperator):
+    """The matches of a pattern in the rows of each key.
+
+    A row of the input has the key, the columns, and its time. Rows of equal times are in the order of `order`, and then
+    of all columns. A match comes when the watermark says that no row can change it. A row that is late is dropped, and
+    counted; one without a time is dropped.
+    """
+
+    def __init__(
+        self,
+        key: StructType,
+        columns: StructType,
+        result: StructType,
+        matching: Matching,
+        order: Sequence[Order],
+        before: Sequence[tuple[int, int]],
+        lag_us: int,
+    ) -> None:
+        """`before`: columns of the row so many rows before; in `matching`, they come after the other columns.
+
+        `lag_us`: how far behind the watermark times may be. The results are the slots of `matching`.
+        """
+        super().__init__()
+        self._key, self._kind, self._result = key, RowType(columns), RowType(result)
+        self._matching, self._order, self._before, self._lag_us = matching, list(order), list(before), lag_us
+        self._most_before = max((count for _, count in before), default=0)
+        self.own_states = {
+            _WAITING: Value(f"array<struct<at: bigint, row: {columns.ddl}>>"),
+            _PASSED: Value(f"array<struct<at: bigint, open: boolean, row: {columns.ddl}>>"),
+        }
+        self.own_tables = [StateInfo(name=_ENDS, kind="timers", value_type="")]
+
+    def bind(
+        self, backend: Backend, groups: range, schemas: Mapping[str, Schemas], cache_bytes: int
+    ) -> Sequence[StateTable[Any]]:
+        self._codec = KeyCodec([field.type for field in self._key.fields])
+        self._ends = TimerTable(_ENDS, backend, groups)
+        return [self._ends]
+
+    @property
+    def next_due_us(self) -> int | None:
+        return self._ends.next_us()
+
+    @cached_property
+    def _search(self) -> Search:
+        # Made where it is used: processes cannot send it.
+        return Search(self._matching)
+
+    def on_end(self, scope: Scope) -> Iterator[TimedRows]:
+        """Keep an epoch's rows until the watermark has passed them."""
+        if (changes := self._take()) is None:
+            return
+        keys, of_row, (_, *columns, times) = changes
+        at = times.fill_null(0).to_numpy(zero_copy_only=False)
+        is_kept = times.is_valid().to_numpy(zero_copy_only=False).astype(bool)
+        if scope.watermark_us is not None:
+            is_late = is_kept & (at < scope.watermark_us - self._lag_us)
+            self.late_rows += int(is_late.sum())
+            is_kept &= ~is_late
+        arrived = _Rows(of_row, at, np.ones(len(at), bool), self._kind.rows_of(columns)).take(np.flatnonzero(is_kept))
+        if len(arrived):
+            waiting = self._stored(_WAITING, keys).plus(arrived)
+            self._put(_WAITING, keys, waiting, np.unique(arrived.of_key))
+            for key, due_us in {*zip(arrived.of_key.tolist(), (arrived.at + self._lag_us).tolist(), strict=True)}:
+                self._ends.set(keys.encoded[key], due_us)
+        yield from ()
+
+    def on_watermark(self, scope: Scope) -> Iterator[TimedRows]:
+        """Yield the matches that no row can change any more; drop the rows that no match can have any more."""
+        encoded: list[bytes] = []
+        for _ in self._ends.fire(passed_us(scope.watermark_us or 0), lambda keys: encoded.extend(keys)):
+            pass
+        if not encoded or scope.watermark_us is None:
+            return
+        keys = BatchKeys.decoded(list(dict.fromkeys(encoded)), self._codec)
+        keys.are_distinct = True
+        reached_us = None if scope.watermark_us == END_US else scope.watermark_us - self._lag_us
+        waiting = self._stored(_WAITING, keys)
+        is_over = np.ones(len(waiting), bool) if reached_us is None else waiting.at < reached_us
+        rows = self._stored(_PASSED, keys).plus(self._sorted(waiting.take(np.flatnonzero(is_over))))
+        rows = rows.take(np.argsort(rows.of_key, kind="stable"))
+        if is_over.any():
+            left = waiting.take(np.flatnonzero(~is_over))
+            self._put(_WAITING, keys, left, np.unique(waiting.of_key[is_over]))
+        columns = self._columns(rows)
+        matches, kept = self._matches(keys, rows, columns, reached_us)
+        self._put(_PASSED, keys, kept, np.arange(len(keys)))
+        if matches:
+            yield self._output(rows, columns, matches)
+
+    def _sorted(self, rows: _Rows) -> _Rows:
+        """Return rows in the order of keys, times, the columns of ORDER BY, and all columns."""
+        parts = rows.rows.flatten()
+        rest = [Order(at, is_descending=False, nulls_last=False) for at in range(len(parts))]
+        by = [part for order in (*self._order, *rest) for part in sortable(parts[order.at], order)]
+        return rows.take(np.lexsort((*reversed(by), rows.at, rows.of_key)))
+
+    def _columns(self, rows: _Rows) -> list[pa.Array]:
+        """Return the columns of rows, and those of the rows before each."""
+        columns = rows.rows.flatten()
+        first = np.searchsorted(rows.of_key, rows.of_key)
+        for at, count in self._before:
+            row = np.arange(len(rows)) - count
+            columns.append(columns[at].take(pa.array(np.maximum(row, 0), mask=row < first)))
+        return columns
+
+    def _matches(
+        self, keys: BatchKeys, rows: _Rows, columns: Sequence[pa.Array], reached_us: int | None
+    ) -> tuple[list[Match], _Rows]:
+        """Return the matches of all keys, and the rows that stay."""
+        read, times = self._search.columns, rows.at.tolist()
+        values = [_values(column) if at in read else [] for at, column in enumerate(columns)]
+        matches: list[Match] = []
+        stays, is_open = np.zeros(len(rows), bool), np.zeros(len(rows), bool)
+        ends = np.searchsorted(rows.of_key, np.arange(len(keys)), "right").tolist()
+        begin = 0
+        for key, end in enumerate(ends):
+            starts = (begin + np.flatnonzero(rows.open[begin:end])).tolist()
+            found = self._search.find(values, times, starts, end, reached_us)
+            matches += found.matches
+            is_open[found.open] = True
+            first = found.open[0] if found.open else end
+            stays[max(begin, first - self._most_before) : end] = True
+            within_us = self._matching.within_us
+            if found.open and within_us is not None:
+                # A match is decided when no row can come that is near enough to its first one.
+                self._ends.set(keys.encoded[key], times[first] + within_us + self._lag_us - 1)
+            begin = end
+        return matches, _Rows(rows.of_key, rows.at, is_open, rows.rows).take(np.flatnonzero(stays))
+
+    def _output(self, rows: _Rows, columns: Sequence[pa.Array], matches: Sequence[Match]) -> TimedRows:
+        """Return matches as output rows: what each slot holds."""
+        parts = []
+        for at, (slot, field) in enumerate(zip(self._matching.slots, self._result.arrow, strict=True)):
+            if slot.is_row:
+                of_match = [slot.row_of(match.memory[at]) for match in matches]
+                parts.append(columns[slot.column].take(pa.array(of_match, pa.int64())))
+            else:
+                parts.append(_column([match.memory[at] for match in matches], field.type))
+        signs = pa.array(np.ones(len(matches), np.int64))
+        names = [*self._result.columns.names, WEIGHT]
+        times = within(rows.at[[match.last for match in matches]])
+        return pa.RecordBatch.from_arrays([*parts, signs], names=names), pa.array(times)
+
+    # -- state
+
+    def _stored(self, name: str, keys: BatchKeys) -> _Rows:
+        values = vars(self)[name].get_many(keys)
+        sizes = values.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        at, *is_open, rows = values.flatten().flatten()
+        of_key = np.repeat(np.arange(len(keys)), sizes)
+        is_open = is_open[0].to_numpy(zero_copy_only=False).astype(bool) if is_open else np.ones(len(of_key), bool)
+        return _Rows(of_key, at.to_numpy(zero_copy_only=False), is_open, rows)
+
+    def _put(self, name: str, keys: BatchKeys, rows: _Rows, changed: Numbers) -> None:
+        """Store the rows of those keys that have changed."""
+        rows = rows.take(np.argsort(rows.of_key, kind="stable"))
+        sizes = np.bincount(rows.of_key, minlength=len(keys))
+        offsets = pa.array(np.append(0, np.cumsum(sizes)).astype(np.int32))
+        parts = {"at": pa.array(rows.at), "open": pa.array(rows.open), "row": rows.rows}
+        if name == _WAITING:
+            del parts["open"]
+        entries = pa.StructArray.from_arrays([*parts.values()], names=[*parts])
+        values = pa.ListArray.from_arrays(offsets, entries, mask=pa.array(sizes == 0))
+        vars(self)[name].put_many(keys.take(changed), values.take(pa.array(changed)))
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """Return a column as conditions take it."""
+    values: list[Any] = column.cast(_plain(column.type)).to_pylist()
+    return values
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Return a type, or in place of times and dates that of their numbers."""
+    return pa.int64() if pa.types.is_timestamp(kind) else pa.int32() if pa.types.is_date32(kind) else kind
+
+
+def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Return sums or extremes as a column. Raise UserCodeError for a sum that is too large."""
+    try:
+        return pa.array(values, _plain(kind)).cast(kind)
+    except (pa.ArrowInvalid, OverflowError) as error:
+        raise UserCodeError(
+            f"MATCH_RECOGNIZE: the sum of a match's rows does not fit its type, {kind}",
+            hint="CAST the values to a larger type before they are summed: sum(CAST(A.x AS DECIMAL(38, 0)))",
+        ) from error

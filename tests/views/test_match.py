@@ -1,0 +1,343 @@
+"""MATCH_RECOGNIZE against plain Python, which goes back where Strandline follows all ways at once."""
+
+from __future__ import annotations
+
+from ast import literal_eval
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+
+from strandline.core.errors import ConfigurationError, UserCodeError
+from strandline.core.times import END_US
+from strandline.runtime.operators.patterns.conditions import Call, Column, Condition, Held, Literal, evaluator
+from strandline.runtime.operators.patterns.memory import Slot
+from strandline.runtime.operators.patterns.pattern import (
+    Chain,
+    Choice,
+    Pattern,
+    Repeat,
+    Row,
+    can_be_empty,
+    steps_of,
+    variables_of,
+)
+from strandline.runtime.operators.patterns.search import Matching, Search
+from strandline.runtime.operators.views.match import MatchRecognizing
+from strandline.runtime.operators.views.top import Order
+from strandline.types.datatypes import BooleanType, DecimalType, DoubleType, IntegerType, LongType, parse_schema
+from tests.soak import BACKENDS, examples
+from tests.views.operators import KEY_TYPES, Life, cut, exact
+from tests.views.test_near import Watched
+
+COLUMNS = "x bigint, id bigint, one bigint"
+RESULT = "first bigint, last bigint, n bigint, s bigint, second bigint, xs bigint, a bigint, b bigint, c bigint, d bigint"
+BOOLEAN = BooleanType()
+LAG_US = 3
+PREVIOUS = 3
+"""The column of x one row before, behind those of the row."""
+SLOTS = (
+    Slot("first", 1), Slot("last", 1), Slot("sum", 2, frozenset({0}), empty=0), Slot("sum", 0),
+    Slot("last", 1, frozenset({0, 1}), skip=1), Slot("max", 0, frozenset({1})),
+    *(Slot("last", 0, frozenset({variable}), skip=1) for variable in range(3)),
+    Slot("first", 0, frozenset({0})),
+)  # fmt: skip
+"""The first six are the result; conditions read the others, too."""
+Taken = tuple[tuple[int, int], ...]
+"""Variables, and the row of each."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A condition, and the same in Python: of x of all rows of the key, the rows taken, and the one that is taken."""
+
+    condition: Callable[[int], Condition] | None
+    holds: Callable[[Sequence[Any], Taken, int], bool]
+
+
+def _compare(function: str, one: Condition, other: Condition) -> Call:
+    return Call(function, (one, other), BOOLEAN)
+
+
+def _rows(taken: Taken, *variables: int) -> list[int]:
+    return [row for variable, row in taken if variable in variables]
+
+
+def _is_less(one: Any, other: Any) -> bool:
+    return one is not None and other is not None and one < other
+
+
+def _grows(variable: int) -> Condition:
+    last = Held(6 + variable)
+    return Call("Or", (_compare("GreaterThan", Column(0), last), Call("IsNull", (last,), BOOLEAN)), BOOLEAN)
+
+
+def _grown(xs: Sequence[Any], taken: Taken, row: int) -> bool:
+    rows = _rows(taken, taken[-1][0])
+    return len(rows) < 2 or xs[rows[-2]] is None or _is_less(xs[rows[-2]], xs[row])
+
+
+RULES = [
+    Rule(None, lambda xs, taken, row: True),
+    Rule(lambda v: _compare("EqualTo", Column(0), Literal(1)), lambda xs, taken, row: xs[row] == 1),
+    Rule(lambda v: Call("Not", (_compare("EqualTo", Column(0), Literal(1)),), BOOLEAN), lambda xs, taken, row: xs[row] not in (None, 1)),
+    Rule(_grows, _grown),
+    Rule(
+        lambda v: _compare("LessThan", Held(3), Literal(5)),
+        lambda xs, taken, row: _is_less(_total(xs[each] for _, each in taken), 5),
+    ),
+    Rule(
+        lambda v: _compare("GreaterThan", Column(0), Column(PREVIOUS)),
+        lambda xs, taken, row: row > 0 and _is_less(xs[row - 1], xs[row]),
+    ),
+    Rule(
+        lambda v: _compare("GreaterThanOrEqual", Column(0), Held(9)),
+        lambda xs, taken, row: bool(_rows(taken, 0)) and not _is_less(xs[row], xs[_rows(taken, 0)[0]])
+        and xs[row] is not None and xs[_rows(taken, 0)[0]] is not None,
+    ),
+]  # fmt: skip
+
+
+def _total(values: Any) -> int | None:
+    known = [each for each in values if each is not None]
+    return sum(known) if known else None
+
+
+# -- the same in Python
+
+PARTIAL = "partial"
+
+
+def ways(pattern: Pattern, row: int, taken: Taken, take: Callable[[Taken, int], Any]) -> Iterator[Any]:
+    """Yield how a pattern may go on from a row, the preferred way first; PARTIAL where it takes a row that may come."""
+    match pattern:
+        case Row(variable):
+            found = take((*taken, (variable, row)), row)
+            if found is PARTIAL:
+                yield PARTIAL
+            elif found:
+                yield row + 1, (*taken, (variable, row))
+        case Chain(()):
+            yield row, taken
+        case Chain((first, *rest)):
+            for each in ways(first, row, taken, take):
+                yield from [each] if each is PARTIAL else ways(Chain(tuple(rest)), *each, take)
+        case Choice(parts):
+            for part in parts:
+                yield from ways(part, row, taken, take)
+        case Repeat(part, least, most, is_greedy):
+            yield from _repeated(part, least, most, is_greedy, row, taken, take)
+
+
+def _repeated(
+    part: Pattern, least: int, most: int | None, is_greedy: bool, row: int, taken: Taken, take: Any
+) -> Iterator[Any]:
+    if not is_greedy and least <= 0:
+        yield row, taken
+    if most is None or most > 0:
+        for each in ways(part, row, taken, take):
+            if each is PARTIAL:
+                yield PARTIAL
+            elif each[0] > row or least > 0:
+                yield from _repeated(part, least - 1, None if most is None else most - 1, is_greedy, *each, take)
+    if is_greedy and least <= 0:
+        yield row, taken
+
+
+@dataclass
+class Reference:
+    """What MATCH_RECOGNIZE answers over the rows of one key, in their order, if no other row comes before a time."""
+
+    matching: Matching
+    rules: Sequence[Rule]
+    rows: Sequence[tuple[int, Any, int]]
+    """Times, x, ids."""
+    reached_us: int
+
+    def matches(self) -> Iterator[tuple[Any, ...]]:
+        start, xs = 0, [x for _, x, _ in self.rows]
+        while start < len(self.rows):
+            event = next(ways(self.matching.pattern, start, (), lambda taken, row: self._take(start, xs, taken, row)), None)
+            next_ = start + 1
+            if event is PARTIAL:
+                if self.matching.skip != "to next row":
+                    return
+            elif event is not None:
+                last, taken = event
+                if self.matching.skip == "past last row":
+                    next_ = last
+                elif self.matching.skip == "to row":
+                    wanted = _rows(taken, 0, 1)
+                    next_ = max(start + 1, wanted[-2] if len(wanted) > 1 else 0)
+                yield self._result(taken)
+            start = next_
+
+    def _take(self, start: int, xs: Sequence[Any], taken: Taken, row: int) -> Any:
+        within_us, first_us = self.matching.within_us, self.rows[start][0]
+        if row == len(self.rows):
+            ends = self.reached_us == END_US or (within_us is not None and self.reached_us >= first_us + within_us)
+            return False if ends else PARTIAL
+        if within_us is not None and self.rows[row][0] >= first_us + within_us:
+            return False
+        return self.rules[taken[-1][0]].holds(xs, taken, row)
+
+    def _result(self, taken: Taken) -> tuple[Any, ...]:
+        ids, xs = [each[2] for each in self.rows], [each[1] for each in self.rows]
+        second = _rows(taken, 0, 1)
+        known = [xs[row] for row in _rows(taken, 1) if xs[row] is not None]
+        return (
+            ids[taken[0][1]], ids[taken[-1][1]], len(_rows(taken, 0)), _total(xs[row] for _, row in taken),
+            ids[second[-2]] if len(second) > 1 else None, max(known, default=None),
+        )  # fmt: skip
+
+
+# -- by chance
+
+PATTERNS = st.recursive(
+    st.builds(Row, st.integers(0, 2)),
+    lambda part: st.one_of(
+        st.lists(part, min_size=1, max_size=3).map(lambda parts: Chain(tuple(parts))),
+        st.lists(part, min_size=2, max_size=2).map(lambda parts: Choice(tuple(parts))),
+        st.builds(
+            lambda part, least, more, greedy: Repeat(part, least, None if more is None else least + more, greedy),
+            part, st.integers(0, 2), st.sampled_from([None, 0, 1, 2]), st.booleans(),
+        ),
+    ),
+    max_leaves=5,
+).filter(lambda pattern: not can_be_empty(pattern))  # fmt: skip
+
+
+@st.composite
+def matchings(draw: st.DrawFn) -> tuple[Matching, list[Rule]]:
+    rules = [draw(st.sampled_from(RULES)) for _ in range(3)]
+    conditions = {at: rule.condition(at) for at, rule in enumerate(rules) if rule.condition is not None}
+    pattern = draw(PATTERNS)
+    skip = draw(st.sampled_from(["past last row", "to next row", "to row"]))
+    within_us = draw(st.sampled_from([None, 1, 4, 9]))
+    return Matching(pattern, conditions, SLOTS, within_us, skip, 4 if skip == "to row" else None), rules
+
+
+def operator(matching: Matching, key_type: str, kind: str, root: Path) -> Watched:
+    key, columns = parse_schema(f"k {key_type}"), parse_schema(COLUMNS)
+    order = [Order(1, is_descending=True, nulls_last=False)]
+    process = MatchRecognizing(key, columns, parse_schema(RESULT), matching, order, [(0, 1)], LAG_US)
+    return Watched(kind, root, process, key_type, f"{COLUMNS}, at bigint", RESULT)
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+@examples(300, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_matches(tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject) -> None:
+    """After each epoch, what came is the answer over the rows that the watermark has passed, however they are cut."""
+    key_type, keys = KEY_TYPES[data.draw(st.sampled_from(sorted(KEY_TYPES)))]
+    matching, rules = data.draw(matchings())
+    bench = operator(matching, key_type, kind, tmp_path_factory.mktemp("match"))
+    life = Life(data, bench)
+    rows: dict[Any, list[tuple[int, Any, int]]] = {}
+    watermark: int | None = None
+    number = 0
+    for last in [*[False] * data.draw(st.integers(1, 5)), True]:
+        bench.fired_us = watermark
+        if data.draw(st.integers(0, 3)):
+            watermark = (-5 if watermark is None else watermark) + data.draw(st.integers(0, 6))
+        bench.watermark_us = watermark = END_US if last else watermark
+        some, late = [], 0
+        for key, x, at in [] if last else data.draw(st.lists(arrivals(keys, watermark or 0), max_size=7)):
+            number += 1
+            some.append((key, x, number, 1, at))
+            if at is None:
+                continue
+            if watermark is not None and at < watermark - LAG_US:
+                late += 1
+            else:
+                rows.setdefault(exact(key), []).append((at, x, number))
+        life.epoch(cut(data.draw, data.draw(st.permutations(some))))
+        next_us, _ = bench.task.next_timers_us
+        # A timer that is due already would have the driver run epochs for ever.
+        assert next_us is None or watermark is None or next_us >= watermark
+        assert bench.late_rows == late
+        # Rows of the epoch are behind no watermark yet.
+        expected: Counter[str] = Counter()
+        for of_key in rows.values():
+            reached = watermark if watermark == END_US else (-END_US if watermark is None else watermark) - LAG_US
+            known = sorted((row for row in of_key if row[0] < reached), key=lambda row: (row[0], -row[2]))
+            expected.update(exact(each) for each in Reference(matching, rules, known, reached).matches())
+        found: Counter[str] = Counter()
+        for row, count in life.given.items():
+            found[exact(literal_eval(row)[:6])] += count
+        assert found == expected
+    bench.close()
+
+
+def arrivals(keys: Sequence[Any], around: int) -> st.SearchStrategy[Any]:
+    """Return a key, x, and a time near the watermark, or none."""
+    times = st.one_of(st.none(), *[st.integers(around - 5, around + 8)] * 8)
+    return st.tuples(st.sampled_from(keys[:2]), st.sampled_from([None, 0, 1, 2, 3]), times)
+
+
+def test_a_pattern_is_followed_in_the_order_of_preference() -> None:
+    """Ways that no condition tells apart are one: time is linear where going back would take 2 ** 40 tries."""
+    both = Repeat(Choice((Row(0), Row(1))), 0, None)
+    matching = Matching(Chain((both, Row(2))), {2: Literal(False)}, (Slot("last", 0, frozenset({0})),))
+    found = Search(matching).find([[*range(40)]], [*range(40)], [0], 40, None)
+    assert (found.matches, found.open) == ([], [])
+
+
+def test_too_many_steps_are_refused() -> None:
+    pattern = Repeat(Repeat(Row(0), 1, 100), 1, 100)
+    with pytest.raises(ConfigurationError, match="more than 5000 steps"):
+        steps_of(pattern)
+    assert variables_of(pattern) == [0]
+
+
+@pytest.mark.parametrize(
+    ("function", "values", "kind", "expected"),
+    [
+        ("Add", (2, 3), IntegerType(), 5),
+        ("Add", (None, 3), IntegerType(), None),
+        ("Add", (Decimal("1.05"), Decimal("0.10")), DecimalType(3, 1), Decimal("1.2")),
+        ("Subtract", (2, 3), LongType(), -1),
+        ("Multiply", (Decimal("1.5"), Decimal("1.5")), DecimalType(4, 1), Decimal("2.3")),
+        ("Divide", (1.0, 4.0), DoubleType(), 0.25),
+        ("Divide", (None, 0.0), DoubleType(), None),
+        ("Cast", (3,), DecimalType(3, 1), Decimal("3.0")),
+        ("And", (False, None), BOOLEAN, False),
+        ("And", (None, True), BOOLEAN, None),
+        ("And", (None, False), BOOLEAN, False),
+        ("Or", (None, True), BOOLEAN, True),
+        ("Or", (False, None), BOOLEAN, None),
+        ("Not", (None,), BOOLEAN, None),
+        ("EqualTo", (float("nan"), float("nan")), BOOLEAN, True),
+        ("LessThan", (1e308, float("nan")), BOOLEAN, True),
+        ("EqualNullSafe", (None, None), BOOLEAN, True),
+        ("EqualNullSafe", (None, 1), BOOLEAN, False),
+        ("In", (1, None, 2), BOOLEAN, None),
+        ("In", (1, None, 1), BOOLEAN, True),
+        ("CaseWhen", (None, 1, True, 2), LongType(), 2),
+        ("If", (False, 1, 2), LongType(), 2),
+        ("Coalesce", (None, 3), LongType(), 3),
+        ("IsNaN", (None,), BOOLEAN, False),
+    ],
+)
+def test_conditions_are_evaluated_as_spark_does(function: str, values: Any, kind: Any, expected: Any) -> None:
+    call = Call(function, tuple(map(Literal, values)), kind)
+    assert evaluator(call, ())((), 0, ()) == expected
+
+
+@pytest.mark.parametrize(
+    ("function", "values", "kind"),
+    [
+        ("Add", (1 << 31, 0), IntegerType()),
+        ("Divide", (1.0, 0.0), DoubleType()),
+        ("Add", (Decimal("99.5"), Decimal("0.5")), DecimalType(3, 1)),
+    ],
+)
+def test_what_does_not_fit_is_an_error(function: str, values: Any, kind: Any) -> None:
+    with pytest.raises(UserCodeError, match="MATCH_RECOGNIZE"):
+        evaluator(Call(function, tuple(map(Literal, values)), kind), ())((), 0, ())
