@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from strandline.runtime.operators.patterns.pattern import (
     steps_of,
     variables_of,
 )
-from strandline.runtime.operators.patterns.search import Matching, Search
+from strandline.runtime.operators.patterns.search import Matching, Search, Skip
 from strandline.runtime.operators.views.match import MatchRecognizing
 from strandline.runtime.operators.views.top import Order
 from strandline.types.datatypes import BooleanType, DecimalType, DoubleType, IntegerType, LongType, parse_schema
@@ -37,7 +38,9 @@ from tests.views.operators import KEY_TYPES, Life, cut, exact
 from tests.views.test_near import Watched
 
 COLUMNS = "x bigint, id bigint, one bigint"
-RESULT = "first bigint, last bigint, n bigint, s bigint, second bigint, xs bigint, a bigint, b bigint, c bigint, d bigint"
+RESULT = (
+    "first bigint, last bigint, n bigint, s bigint, second bigint, xs bigint, a bigint, b bigint, c bigint, d bigint"
+)
 BOOLEAN = BooleanType()
 LAG_US = 3
 PREVIOUS = 3
@@ -112,9 +115,11 @@ def _total(values: Any) -> int | None:
 # -- the same in Python
 
 PARTIAL = "partial"
+Take = Callable[[Taken, int], Any]
+"""Whether a row is taken, the last one of those taken; PARTIAL if it may come."""
 
 
-def ways(pattern: Pattern, row: int, taken: Taken, take: Callable[[Taken, int], Any]) -> Iterator[Any]:
+def ways(pattern: Pattern, row: int, taken: Taken, take: Take) -> Iterator[Any]:
     """Yield how a pattern may go on from a row, the preferred way first; PARTIAL where it takes a row that may come."""
     match pattern:
         case Row(variable):
@@ -127,7 +132,7 @@ def ways(pattern: Pattern, row: int, taken: Taken, take: Callable[[Taken, int], 
             yield row, taken
         case Chain((first, *rest)):
             for each in ways(first, row, taken, take):
-                yield from [each] if each is PARTIAL else ways(Chain(tuple(rest)), *each, take)
+                yield from [each] if each is PARTIAL else ways(Chain(tuple(rest)), each[0], each[1], take)
         case Choice(parts):
             for part in parts:
                 yield from ways(part, row, taken, take)
@@ -136,7 +141,7 @@ def ways(pattern: Pattern, row: int, taken: Taken, take: Callable[[Taken, int], 
 
 
 def _repeated(
-    part: Pattern, least: int, most: int | None, is_greedy: bool, row: int, taken: Taken, take: Any
+    part: Pattern, least: int, most: int | None, is_greedy: bool, row: int, taken: Taken, take: Take
 ) -> Iterator[Any]:
     if not is_greedy and least <= 0:
         yield row, taken
@@ -145,7 +150,9 @@ def _repeated(
             if each is PARTIAL:
                 yield PARTIAL
             elif each[0] > row or least > 0:
-                yield from _repeated(part, least - 1, None if most is None else most - 1, is_greedy, *each, take)
+                yield from _repeated(
+                    part, least - 1, None if most is None else most - 1, is_greedy, each[0], each[1], take
+                )
     if is_greedy and least <= 0:
         yield row, taken
 
@@ -161,9 +168,9 @@ class Reference:
     reached_us: int
 
     def matches(self) -> Iterator[tuple[Any, ...]]:
-        start, xs = 0, [x for _, x, _ in self.rows]
+        start = 0
         while start < len(self.rows):
-            event = next(ways(self.matching.pattern, start, (), lambda taken, row: self._take(start, xs, taken, row)), None)
+            event: Any = next(ways(self.matching.pattern, start, (), partial(self._take, start)), None)
             next_ = start + 1
             if event is PARTIAL:
                 if self.matching.skip != "to next row":
@@ -178,14 +185,14 @@ class Reference:
                 yield self._result(taken)
             start = next_
 
-    def _take(self, start: int, xs: Sequence[Any], taken: Taken, row: int) -> Any:
+    def _take(self, start: int, taken: Taken, row: int) -> Any:
         within_us, first_us = self.matching.within_us, self.rows[start][0]
         if row == len(self.rows):
             ends = self.reached_us == END_US or (within_us is not None and self.reached_us >= first_us + within_us)
             return False if ends else PARTIAL
         if within_us is not None and self.rows[row][0] >= first_us + within_us:
             return False
-        return self.rules[taken[-1][0]].holds(xs, taken, row)
+        return self.rules[taken[-1][0]].holds([x for _, x, _ in self.rows], taken, row)
 
     def _result(self, taken: Taken) -> tuple[Any, ...]:
         ids, xs = [each[2] for each in self.rows], [each[1] for each in self.rows]
@@ -218,7 +225,7 @@ def matchings(draw: st.DrawFn) -> tuple[Matching, list[Rule]]:
     rules = [draw(st.sampled_from(RULES)) for _ in range(3)]
     conditions = {at: rule.condition(at) for at, rule in enumerate(rules) if rule.condition is not None}
     pattern = draw(PATTERNS)
-    skip = draw(st.sampled_from(["past last row", "to next row", "to row"]))
+    skip: Skip = draw(st.sampled_from(["past last row", "to next row", "to row"]))
     within_us = draw(st.sampled_from([None, 1, 4, 9]))
     return Matching(pattern, conditions, SLOTS, within_us, skip, 4 if skip == "to row" else None), rules
 
@@ -341,3 +348,27 @@ def test_conditions_are_evaluated_as_spark_does(function: str, values: Any, kind
 def test_what_does_not_fit_is_an_error(function: str, values: Any, kind: Any) -> None:
     with pytest.raises(UserCodeError, match="MATCH_RECOGNIZE"):
         evaluator(Call(function, tuple(map(Literal, values)), kind), ())((), 0, ())
+
+
+@pytest.mark.parametrize("within_us", [None, 10])
+def test_rows_are_in_state_for_as_long_as_a_match_may_have_them(tmp_path: Path, within_us: int | None) -> None:
+    """An open match keeps its rows until WITHIN has passed, to the microsecond, or for ever; all others are dropped."""
+    is_one = RULES[1].condition
+    assert is_one is not None
+    matching = Matching(
+        Chain((Row(0), Repeat(Row(1), 1, None), Row(2))), {0: is_one(0), 2: Literal(False)}, SLOTS, within_us
+    )
+    key, columns = parse_schema("k struct<k0: bigint>"), parse_schema(COLUMNS)
+    process = MatchRecognizing(key, columns, parse_schema(RESULT), matching, [], [], 0)
+    bench = Watched("rocksdb", tmp_path, process, "struct<k0: bigint>", f"{COLUMNS}, at bigint", RESULT)
+    for number, x in ((0, 2), (1000, 1)):
+        bench.watermark_us = number
+        bench.epoch_of([[((7,), x, 1, 1, number), ((7,), x, 2, 1, number + 2)]])
+        bench.watermark_us = number + 3
+        bench.epoch_of([])
+        # No match begins with 2.
+        assert bool(bench.left()) is (x == 1)
+    for bench.watermark_us, is_there in ((1009, True), (1012, within_us is None), (END_US, False)):
+        bench.epoch_of([])
+        assert bool(bench.left()) is is_there
+    bench.close()

@@ -72,6 +72,8 @@ class Running:
         self.spark, self.given, self.root = spark, case, root / str(number)
         self.case = case = with_own_names(case, number)
         self.number = number
+        self.reached: dict[int, int] = {}
+        """By epoch after which the job has ended: the last one that was run, as others come for timers."""
         self.changes: dict[str, dict[int, list[Row]]] = defaultdict(dict)
         self.views: dict[str, sl.View] = {}
         tables = {each.name: self._table(each) for each in case.inputs}
@@ -110,6 +112,11 @@ class Running:
             f"SELECT {', '.join(f'`{each}`' for each in given.visible)} FROM {given.name}", **{given.name: table}
         )
 
+    @property
+    def is_final(self) -> bool:
+        """Whether a view gives nothing before its watermark says so: at the end, that is the end of event time."""
+        return any("MATCH_RECOGNIZE" in query.upper() for _, query in self.case.views)
+
     def sinks(self) -> Iterator[Any]:
         for name, view in self.views.items():
             yield view.changes("change_weight").to(sl.sinks.foreach_batch(self._writing(name), name=name))
@@ -138,6 +145,7 @@ class Running:
     def _rows(self, name: str, epoch: int) -> list[Row]:
         counts: Counter[Any] = Counter()
         rows = {}
+        epoch = self.reached.get(epoch, epoch)
         for number, changes in self.changes[name].items():
             for *row, weight in changes if number <= epoch else ():
                 rows[repr(row)] = tuple(row)
@@ -153,7 +161,7 @@ class Running:
                 answer = self.spark.sql(rewritten(query).text)
                 answer.createOrReplaceTempView(name)
                 wanted = Counter(repr(comparable(tuple(row))) for row in answer.collect())
-            except PySparkException:
+            except (PySparkException, StrandlineError):
                 # Not Spark's SQL: sl.sql has understood it, and only the suite says what is right.
                 return ""
             found = Counter(repr(comparable(row)) for row in self._rows(name, check.epoch))
@@ -240,10 +248,12 @@ def _job(spark: Any, running: Sequence[Running], root: Path) -> str | None:
             done = stop
             job = sl.Job(
                 "suite", sinks=sinks, checkpoints=sl.Checkpoints(root / "checkpoints", retain=2), restart=sl.Restart.never(),
-                trigger="available-now",
+                trigger="available-now", drain=stop == last and any(each.is_final for each in running),
                 settings=sl.Settings(parallelism=1 + stop % 2, local_dir=root / "local", state_memory="256MB"),
             )  # fmt: skip
             job.start(spark).await_termination()
+            for each in running:
+                each.reached[stop] = max((number for some in each.changes.values() for number in some), default=stop)
     except Exception as error:
         return f"{type(error).__name__}: {error}"[:1500]
     return None

@@ -177,6 +177,10 @@ class Catalyst:
         """Return a number with the other sign."""
         return self._expressions.UnaryMinus(number, True)
 
+    def try_(self, expression: Expression) -> Expression:
+        """Return an expression that is null where this one fails."""
+        return self._expressions.TryEval(expression)
+
     def null_like(self, expression: Expression) -> Expression:
         """Return a null of the type of an expression."""
         return _object(self._expressions, "Literal").create(None, expression.dataType())

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from strandline.core.errors import ConfigurationError
 from strandline.spark.views.groupwindows import GroupWindows
 from strandline.spark.views.hints import take_hints
+from strandline.spark.views.matchclause import Matches, match_clauses
 from strandline.spark.views.rewriting import Edits, Piece, Rewriting
 from strandline.spark.views.spellings import respell
 from strandline.spark.views.structure import Query, Span
@@ -28,10 +29,21 @@ _AFTER_COLUMN = frozenset(
 """What follows a column named stream, and not the word STREAM."""
 
 
-def rewritten(
+def rewritten(text: str, columns: Iterable[str] = ()) -> Rewriting:
+    """Return a query as Spark parses it. Raise ConfigurationError, also for MATCH_RECOGNIZE, which Spark has not."""
+    matches = taken_apart(text, columns)
+    for clause in matches.clauses:
+        raise matches.refused(
+            "MATCH_RECOGNIZE is of rows of a stream with a watermark, and here all tables are Spark's", clause.at,
+            "create a view of a stream",
+        )  # fmt: skip
+    return matches.outer
+
+
+def taken_apart(
     text: str, columns: Iterable[str] = (), times: Mapping[str, tuple[str, bool]] = MappingProxyType({})
-) -> Rewriting:
-    """Return a query as Spark parses it. Raise ConfigurationError.
+) -> Matches:
+    """Return a query as Spark parses it, and its clauses of MATCH_RECOGNIZE. Raise ConfigurationError.
 
     `columns` are those of its tables; `times` are the columns of tables that FOR SYSTEM_TIME AS OF is about: see
     `rewrite_versions`.
@@ -47,7 +59,7 @@ def rewritten(
     _distinct_on(query, edits)
     GroupWindows(query, edits).rewrite()
     TableWindows(query, edits).rewrite()
-    return edits.done()
+    return match_clauses(query, edits)
 
 
 def _check_query(query: Query, edits: Edits) -> None:

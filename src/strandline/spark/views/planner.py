@@ -56,6 +56,8 @@ class Planner:
     """By id of a table's column: the time to live of state of its rows, in milliseconds."""
     ttl_ms: int | None = None
     """That of all other tables."""
+    matches: frozenset[int] = frozenset()
+    """Those of the tables that are matches of MATCH_RECOGNIZE: operators, which get the user's uid."""
 
     def __post_init__(self) -> None:
         self._catalyst, self._meanings = self.operators.catalyst, self.operators.meanings
@@ -144,8 +146,10 @@ class Planner:
         return named(result, uid) if uid else result
 
     def _table(self, plan: Plan) -> Relation:
-        columns = self._catalyst.items(plan.output())
-        relation = self.tables[plan.rdd().id()](columns)
+        columns, leaf = self._catalyst.items(plan.output()), plan.rdd().id()
+        if leaf in self.matches:
+            return self._with_uid([], lambda: self.tables[leaf](columns))
+        relation = self.tables[leaf](columns)
         ttl_ms = next((self.ttls[id_of(each)] for each in columns if id_of(each) in self.ttls), self.ttl_ms)
         return relation if ttl_ms is None else replace(relation, ttl_ms=ttl_ms)
 

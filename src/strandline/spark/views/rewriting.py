@@ -90,13 +90,22 @@ class Edits:
 
     def done(self) -> Rewriting:
         """Return the text with all replacements."""
-        pieces, at = [], 0
-        for start, end, new in sorted(self._edits, key=lambda edit: edit[:2]):
-            if start < at:
-                raise self.refused(
-                    "this is inside of a part that is written for another system", start, "write it as Spark has it"
-                )
-            pieces += [self.copy(at, start), *new]
-            at = end
-        pieces.append(self.copy(at, len(self.source)))
+        return self.of(self.part(0, len(self.source)))
+
+    def of(self, pieces: Sequence[Piece]) -> Rewriting:
+        """Return a text that is made of pieces of this one."""
         return Rewriting(self.source, [piece for piece in pieces if piece.text])
+
+    def part(self, start: int, end: int) -> list[Piece]:
+        """Return a part of the text, with the replacements in it."""
+        pieces, at = [], start
+        for first, last, new in sorted(self._edits, key=lambda edit: edit[:2]):
+            if first < start or last > end or (first == last == end < len(self.source)):
+                continue
+            if first < at:
+                raise self.refused(
+                    "this is inside of a part that is written for another system", first, "write it as Spark has it"
+                )
+            pieces += [self.copy(at, first), *new]
+            at = last
+        return [*pieces, self.copy(at, end)]

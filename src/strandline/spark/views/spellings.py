@@ -13,20 +13,10 @@ _NOT_LATERAL = ("RIGHT", "FULL")
 
 def respell(query: Query, edits: Edits) -> None:
     """Rewrite all of them."""
-    _refuse_patterns(query, edits)
     _texts(query, edits)
     _laterals(query, edits)
     _orders(query, edits)
     _nulls(query, edits)
-
-
-def _refuse_patterns(query: Query, edits: Edits) -> None:
-    for at, token in enumerate(query.tokens):
-        if token.word == "MATCH_RECOGNIZE" and query.text_of(at + 1) == "(":
-            raise edits.refused(
-                "MATCH_RECOGNIZE: Spark's SQL has no patterns of rows", token.start,
-                "compare a row with those before it by lag() and QUALIFY; or write a KeyedProcess",
-            )  # fmt: skip
 
 
 def _texts(query: Query, edits: Edits) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -27,15 +28,16 @@ from strandline.spark.streams.frames import FrameSource, unchecked_step
 from strandline.spark.streams.stream import Output, Stream
 from strandline.spark.views import asof
 from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, Plan, id_of, kind_of
-from strandline.spark.views.dialect import rewritten
+from strandline.spark.views.dialect import taken_apart
 from strandline.spark.views.hints import duration_ms, take_hints, ttls_of_columns
+from strandline.spark.views.matching import match_rows
 from strandline.spark.views.meaning import Meanings
 from strandline.spark.views.names import check_names
 from strandline.spark.views.operators import Operators
 from strandline.spark.views.places import NodeError, refuse_node, refuse_query
 from strandline.spark.views.planner import Planner
 from strandline.spark.views.relations import Relation, Rows
-from strandline.spark.views.rewriting import Edits
+from strandline.spark.views.rewriting import Edits, Rewriting
 from strandline.spark.views.structure import Query
 from strandline.spark.views.tables import Table, watermarked
 from strandline.spark.views.temporal import VERSIONS
@@ -287,25 +289,49 @@ def view_of(
         raise ConfigurationError("sql() needs Spark, and the stream has a test's events")
     columns = (column for table in tables.values() for column in table.schema.names)
     times = {name: (time, isinstance(table, Table)) for name, table in tables.items() if (time := _time_of(table))}
-    rewriting = rewritten(query, columns, times)
+    taken = taken_apart(query, columns, times)
     ttl_ms, ttls = _ttls(state_ttl, tables)
-    hints = take_hints(Query(query), Edits(query))
     session = clone_session(source.df.sparkSession)
     session.conf.set(asof.ENABLED, "true")
-    catalyst = Catalyst(session)
-    leaves: dict[int, Any] = {}
-    operators = Operators(catalyst, Meanings(catalyst, {}), source, emit == "final")
+    operators = Operators(Catalyst(session), Meanings(Catalyst(session), {}), source, emit == "final")
+    reading = _Reading(query, operators, {}, ttls, ttl_ms, tables)
     with suppress_error_logs():
         for its_name, table in tables.items():
-            leaf = _register(session, its_name, table.schema)
-            leaves[leaf] = partial(_leaf, operators, its_name, table)
+            reading.leaves[_register(session, its_name, table.schema)] = partial(_leaf, operators, its_name, table)
             if isinstance(table, Table) and its_name in times:
                 versions = _register(session, f"{VERSIONS}{its_name}", table.schema)
-                leaves[versions] = partial(table.versions, operators, its_name)
+                reading.leaves[versions] = partial(table.versions, operators, its_name)
+        for clause in taken.clauses:
+            df, rows = reading.planned(taken.table(clause), hints=False)
+            matched = match_rows(operators, taken, clause, rows, df.schema, reading.analysed_over)
+            leaf = _register(session, clause.name, matched.schema)
+            reading.leaves[leaf] = partial(matched.relation, operators)
+            reading.matched.add(leaf)
+        rewriting = taken.outer
+        df, relation = reading.planned(rewriting, uid)
+    return View(query, relation, df.schema, operators.catalyst, name, rewriting.text, tables)
+
+
+@dataclass
+class _Reading:
+    """Reads the parts of one query: itself, and the tables of its MATCH_RECOGNIZE."""
+
+    query: str
+    operators: Operators
+    leaves: dict[int, Any]
+    ttls: Mapping[str, int]
+    ttl_ms: int | None
+    tables: Mapping[str, Any]
+    matched: set[int] = field(default_factory=set)
+    """The leaves that are matches."""
+
+    def planned(self, rewriting: Rewriting, uid: str = "", *, hints: bool = True) -> tuple[DataFrame, Relation]:
+        """Return a query's DataFrame, and its relation. Raise ConfigurationError."""
+        catalyst = self.operators.catalyst
+        df = self._analysed(rewriting)
+        jdf: Any = df._jdf
         try:
-            df, plan = catalyst.optimized(rewriting.text)
-        except PySparkException as error:
-            raise refuse_query(rewriting, error, tables, catalyst.functions) from None
+            plan = jdf.queryExecution().optimizedPlan()
         except Py4JJavaError as error:
             words = _PACKAGE.sub("", str(error.java_exception.toString()).splitlines()[0].partition(" (")[0])
             raise ConfigurationError(
@@ -313,15 +339,29 @@ def view_of(
                 hint="spark.sql() fails at it as well: write it otherwise",
             ) from None
         try:
-            if present := catalyst.present(df):
-                raise _of_the_start(present)
-            operators.meanings.tables.update(catalyst.names_of_rdds(df))
+            self.operators.meanings.tables.update(catalyst.names_of_rdds(df))
             analysed = catalyst.plan_of(df)
-            of_columns = ttls_of_columns(catalyst, analysed, ttls, hints, rewriting)
-            relation = Planner(operators, leaves, uid, of_columns, ttl_ms).relation(plan, analysed)
+            found = take_hints(Query(self.query), Edits(self.query)) if hints else []
+            of_columns = ttls_of_columns(catalyst, analysed, self.ttls, found, rewriting)
+            planner = Planner(self.operators, self.leaves, uid, of_columns, self.ttl_ms, frozenset(self.matched))
+            return df, planner.relation(plan, analysed)
         except NodeError as error:
             raise refuse_node(rewriting, error) from None
-    return View(query, relation, df.schema, catalyst, name, rewriting.text, tables)
+
+    def analysed_over(self, rewriting: Rewriting, name: str, schema: StructType) -> DataFrame:
+        """Return the DataFrame of a query of an empty table. Raise ConfigurationError."""
+        _register(self.operators.catalyst.spark, name, schema)
+        return self._analysed(rewriting)
+
+    def _analysed(self, rewriting: Rewriting) -> DataFrame:
+        catalyst = self.operators.catalyst
+        try:
+            df = catalyst.spark.sql(rewriting.text)
+        except PySparkException as error:
+            raise refuse_query(rewriting, error, self.tables, catalyst.functions) from None
+        if present := catalyst.present(df):
+            raise refuse_node(rewriting, _of_the_start(present))
+        return df
 
 
 def _of_the_start(expressions: Sequence[Expression]) -> NodeError:

@@ -255,13 +255,14 @@ FUNCTIONS: Mapping[str, Callable[..., Evaluator]] = {
     "Subtract": _strict(lambda call, one, other: fitting(_sum(one, -other), call.type)),
     "Multiply": _strict(lambda call, one, other: fitting(_product(one, other), call.type)),
     "Divide": _strict(_divided),
+    "Average": _strict(lambda call, total, count: None if count == 0 else _divided(call, total, count)),
     "UnaryMinus": _strict(lambda call, one: fitting(-one, call.type)),
     "Abs": _strict(lambda call, one: fitting(abs(one), call.type)),
     "Cast": _strict(lambda call, one: fitting(one, call.type)),
     "SubtractTimestamps": _strict(_difference),
     "TimestampAddInterval": _strict(lambda call, one, other: one + other),
 }
-"""By Spark's name of each function."""
+"""By Spark's name of each function; Average is the division in an average, which is null of no values."""
 
 
 def _sum(one: Any, other: Any) -> Any:

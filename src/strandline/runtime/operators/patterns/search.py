@@ -1,8 +1,8 @@
 """The search for matches in the sorted rows of a key: the first one from each row, by the order of preference.
 
-From a row on, all ways through the pattern are followed at once, the preferred ones first. Two ways that are at the same
-step and hold the same of what conditions read have the same future: the one that is preferred stays. So a search takes
-time in the number of rows and ways, and does not go back.
+From a row on, all ways through the pattern are followed at once, the preferred ones first. Two ways that are at the
+same step and hold the same of what conditions read have the same future: the one that is preferred stays. So a search
+takes time in the number of rows and ways, and does not go back.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Search:
     ) -> Found:
         """Return the matches that begin at some rows, of those up to `end`, which are sorted.
 
-        No row will come before `reached_us`; None: none will come at all. A match is returned when no row that may still
-        come can change it.
+        No row will come before `reached_us`; None: none will come at all. A match is returned when no row that may
+        still come can change it.
         """
         matches: list[Match] = []
         open_: list[int] = []
@@ -115,7 +115,7 @@ class Search:
         """Return whether it is known which match begins at a row, and that match."""
         within_us, steps = self._matching.within_us, self._steps
         last_us = None if within_us is None else times[start] + within_us
-        memory = tuple(slot.initial for slot in self._matching.slots)
+        memory: Memory = tuple(slot.initial for slot in self._matching.slots)
         ways = [(step, memory) for step in steps.first]
         best: Match | None = None
         for row in range(start, end):

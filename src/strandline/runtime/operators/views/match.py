@@ -32,6 +32,8 @@ from strandline.runtime.state.timers import TimerTable, passed_us
 from strandline.types.datatypes import StructType
 
 _WAITING, _PASSED, _ENDS = "waiting", "passed", "timers.ends"
+_LAST_US = passed_us(END_US)
+"""A time that no watermark passes but the last one."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,8 @@ class MatchRecognizing(EpochOperator):
         reached_us = None if scope.watermark_us == END_US else scope.watermark_us - self._lag_us
         waiting = self._stored(_WAITING, keys)
         is_over = np.ones(len(waiting), bool) if reached_us is None else waiting.at < reached_us
-        rows = self._stored(_PASSED, keys).plus(self._sorted(waiting.take(np.flatnonzero(is_over))))
+        passed = self._stored(_PASSED, keys)
+        rows = passed.plus(self._sorted(waiting.take(np.flatnonzero(is_over))))
         rows = rows.take(np.argsort(rows.of_key, kind="stable"))
         if is_over.any():
             left = waiting.take(np.flatnonzero(~is_over))
@@ -144,6 +147,7 @@ class MatchRecognizing(EpochOperator):
         columns = self._columns(rows)
         matches, kept = self._matches(keys, rows, columns, reached_us)
         self._put(_PASSED, keys, kept, np.arange(len(keys)))
+        self._wake(keys, passed, kept)
         if matches:
             yield self._output(rows, columns, matches)
 
@@ -156,7 +160,7 @@ class MatchRecognizing(EpochOperator):
 
     def _columns(self, rows: _Rows) -> list[pa.Array]:
         """Return the columns of rows, and those of the rows before each."""
-        columns = rows.rows.flatten()
+        columns: list[pa.Array] = rows.rows.flatten()
         first = np.searchsorted(rows.of_key, rows.of_key)
         for at, count in self._before:
             row = np.arange(len(rows)) - count
@@ -173,19 +177,30 @@ class MatchRecognizing(EpochOperator):
         stays, is_open = np.zeros(len(rows), bool), np.zeros(len(rows), bool)
         ends = np.searchsorted(rows.of_key, np.arange(len(keys)), "right").tolist()
         begin = 0
-        for key, end in enumerate(ends):
+        for end in ends:
             starts = (begin + np.flatnonzero(rows.open[begin:end])).tolist()
             found = self._search.find(values, times, starts, end, reached_us)
             matches += found.matches
             is_open[found.open] = True
             first = found.open[0] if found.open else end
             stays[max(begin, first - self._most_before) : end] = True
-            within_us = self._matching.within_us
-            if found.open and within_us is not None:
-                # A match is decided when no row can come that is near enough to its first one.
-                self._ends.set(keys.encoded[key], times[first] + within_us + self._lag_us - 1)
             begin = end
         return matches, _Rows(rows.of_key, rows.at, is_open, rows.rows).take(np.flatnonzero(stays))
+
+    def _wake(self, keys: BatchKeys, before: _Rows, now: _Rows) -> None:
+        """Set timers for when it is known which match begins at the first open row of each key."""
+        open_keys, first = np.unique(now.of_key[now.open], return_index=True)
+        if (within_us := self._matching.within_us) is not None:
+            due_us = now.at[now.open][first] + within_us + self._lag_us - 1
+            for key, at_us in zip(open_keys.tolist(), due_us.tolist(), strict=True):
+                self._ends.set(keys.encoded[key], at_us)
+            return
+        # Without WITHIN, at the end of event time.
+        were_open = np.unique(before.of_key[before.open])
+        for key in np.setdiff1d(open_keys, were_open).tolist():
+            self._ends.set(keys.encoded[key], _LAST_US)
+        for key in np.setdiff1d(were_open, open_keys).tolist():
+            self._ends.delete(keys.encoded[key], _LAST_US)
 
     def _output(self, rows: _Rows, columns: Sequence[pa.Array], matches: Sequence[Match]) -> TimedRows:
         """Return matches as output rows: what each slot holds."""
