@@ -473,14 +473,50 @@ the query has an ASOF JOIN ON (o.v < r.rate), expected columns of both sides tha
                                                                                ^
   next step: select the rows before, in a subquery, or after it, in WHERE
 
-## patterns of rows
-SELECT * FROM orders MATCH_RECOGNIZE (PARTITION BY room PATTERN (a b))
+## matches of rows without a watermark
+SELECT * FROM orders MATCH_RECOGNIZE (ORDER BY at MEASURES A.id AS id PATTERN (A B))
 =>
-MATCH_RECOGNIZE: Spark's SQL has no patterns of rows
-  line 1, column 22:
-    SELECT * FROM orders MATCH_RECOGNIZE (PARTITION BY room PATTERN (a b))
-                         ^
-  next step: compare a row with those before it by lag() and QUALIFY; or write a KeyedProcess
+MATCH_RECOGNIZE: ORDER BY at, which has no watermark: when the rows before one are all there is not known
+  line 1, column 48:
+    SELECT * FROM orders MATCH_RECOGNIZE (ORDER BY at MEASURES A.id AS id PATTERN (A B))
+                                                   ^
+  next step: give its stream one, .watermark("at", "10 s"), or write the column that has one first
+
+## all rows of a match
+SELECT * FROM orders MATCH_RECOGNIZE (ORDER BY at ALL ROWS PER MATCH PATTERN (A B))
+=>
+ALL ROWS PER MATCH: a match gives one row here
+  line 1, column 51:
+    SELECT * FROM orders MATCH_RECOGNIZE (ORDER BY at ALL ROWS PER MATCH PATTERN (A B))
+                                                      ^
+  next step: leave it out, and join the matches with the table: … ON t.k = m.k AND t.at BETWEEN m.first AND m.last
+
+## a pattern of no rows
+SELECT * FROM orders MATCH_RECOGNIZE (ORDER BY at PATTERN (A* B?))
+=>
+the pattern matches no row at all, too, and such a match has no place among the rows
+  line 1, column 59:
+    SELECT * FROM orders MATCH_RECOGNIZE (ORDER BY at PATTERN (A* B?))
+                                                              ^
+  next step: have a variable that takes a row: A+ in place of A*
+
+## a condition of a variable that no pattern has
+SELECT * FROM orders MATCH_RECOGNIZE (ORDER BY at PATTERN (A B) DEFINE C AS v > 1)
+=>
+DEFINE C: the pattern has no such variable
+  line 1, column 72:
+    SELECT * FROM orders MATCH_RECOGNIZE (ORDER BY at PATTERN (A B) DEFINE C AS v > 1)
+                                                                           ^
+  next step: it has A, B
+
+## matches of a table with an alias in front
+SELECT * FROM orders o MATCH_RECOGNIZE (ORDER BY at PATTERN (A B))
+=>
+MATCH_RECOGNIZE stands directly behind a table, or behind a query in parentheses
+  line 1, column 24:
+    SELECT * FROM orders o MATCH_RECOGNIZE (ORDER BY at PATTERN (A B))
+                           ^
+  next step: write the alias behind it: FROM t MATCH_RECOGNIZE (…) AS m
 
 ## what Spark's optimizer fails at
 SELECT string_agg(DISTINCT room, ',') WITHIN GROUP (ORDER BY room) AS rooms, count(DISTINCT id) AS n FROM orders
@@ -539,6 +575,18 @@ def into(name: str, query: str, make: Callable[[], Any], *said: str) -> Mistake:
 
     def write(stage: Stage) -> None:
         sl.sql(query, orders=table(stage, "orders")).to(make())
+
+    return mistake(name, "declaration", write, *said)
+
+
+def of_match(name: str, condition: str, *said: str) -> Mistake:
+    """Return the mistake of a condition of MATCH_RECOGNIZE."""
+    query = (
+        f"SELECT * FROM orders MATCH_RECOGNIZE (ORDER BY at MEASURES A.id AS id PATTERN (A B)\nDEFINE B AS {condition})"
+    )
+
+    def write(stage: Stage) -> None:
+        sl.sql(query, orders=table(stage, "orders").watermark("at"))
 
     return mistake(name, "declaration", write, *said)
 
@@ -636,6 +684,31 @@ MISTAKES = [
         "SELECT a.id FROM orders a LEFT JOIN orders b ON a.room = b.room AND a.v < b.v",
         "uid 'totals' is for one operator, and an outer join with a condition beside equal values is several",
         "have a view with the join's equal values alone",
+    ),
+    of_match(
+        "a function of rows of a match",
+        "upper(A.room) = B.room",
+        "MATCH_RECOGNIZE: a condition has upper() of a value of the match\n  line 2, column 13:",
+        "next step: conditions that compare a row with others of the match have =, <, >",
+    ),
+    of_match(
+        "a column that the rows of a match have not",
+        "B.nope > A.v",
+        "the query is refused by Spark: A column, variable, or function parameter with name `nope` cannot be resolved\n"
+        "  line 2, column 15:",
+        "did you mean",
+    ),
+    of_match(
+        "a condition that is a number",
+        "B.v + A.v",
+        "DEFINE has a value that is DOUBLE, expected a condition\n  line 2, column 15:",
+        "write a comparison",
+    ),
+    of_match(
+        "the row after the current one",
+        "NEXT(B.v) > 1",
+        "MATCH_RECOGNIZE: NEXT is not supported\n  line 2, column 13:",
+        "give the next row a variable, PATTERN (A B), and compare with A in the condition of B",
     ),
     *(refused(text) for text in QUERIES.split("\n## ")[1:]),
     given(

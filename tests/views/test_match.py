@@ -238,7 +238,7 @@ def operator(matching: Matching, key_type: str, kind: str, root: Path) -> Watche
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-@examples(300, suppress_health_check=[HealthCheck.too_slow])
+@examples(80, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_matches(tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject) -> None:
     """After each epoch, what came is the answer over the rows that the watermark has passed, however they are cut."""

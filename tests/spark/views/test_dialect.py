@@ -311,7 +311,7 @@ def test_statements_that_spark_would_execute_are_refused(text: str) -> None:
         rewritten(text)
 
 
-def test_patterns_of_rows_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"MATCH_RECOGNIZE: .*\n  line 1, column 17:"):
-        rewritten("SELECT * FROM t MATCH_RECOGNIZE (PARTITION BY id PATTERN (a b))")
+def test_matches_are_not_spark_s() -> None:
+    with pytest.raises(ConfigurationError, match=r"MATCH_RECOGNIZE is of rows of a stream .*\n  line 1, column 17:"):
+        rewritten("SELECT * FROM t MATCH_RECOGNIZE (ORDER BY at PATTERN (a b))")
     assert rewritten("SELECT match_recognize FROM t").text == "SELECT match_recognize FROM t"

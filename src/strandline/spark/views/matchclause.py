@@ -300,7 +300,11 @@ class _Reader:
                 "write PAST LAST ROW, TO NEXT ROW, TO FIRST A or TO LAST A",
             )  # fmt: skip
         if name not in sets:
-            raise self._refused(f"AFTER MATCH SKIP TO {name}: the pattern has no such variable", span.end - 1)
+            raise self._refused(
+                f"AFTER MATCH SKIP TO {name}: the pattern has no such variable",
+                span.end - 1,
+                f"it has {', '.join(sets)}",
+            )
         if is_first and isinstance(first := _first_of(pattern), Row) and first.variable in sets[name]:
             raise self._refused(
                 f"AFTER MATCH SKIP TO FIRST {name}: it is the first row, where the same match begins again", span.first,

@@ -231,13 +231,12 @@ class _Planner:
             for each, other in zip(catalyst.items(plan.child().output()), [*self.rows.output, *values], strict=True)
         }
         listed = catalyst.items(plan.aggregateExpressions() if is_aggregate else plan.projectList())
-        for each in listed:
-            if not each.deterministic() and not is_aggregate:
-                error = NodeError(
-                    f"MATCH_RECOGNIZE has {unaliased(each).sql()}, which is not the same each time",
-                    "compute it before, as a column of the stream", each,
-                )  # fmt: skip
-                raise refuse_node(rewriting, error)
+        for each in [] if is_aggregate else listed:
+            for part in catalyst.parts(each):
+                if not part.deterministic() and all(inner.deterministic() for inner in catalyst.items(part.children())):
+                    message = f"MATCH_RECOGNIZE has {part.sql()}, which is not the same each time"
+                    hint = "compute it before, as a column of the stream"
+                    raise refuse_node(rewriting, NodeError(message, hint, part, each))
         return [
             (self._replaced(unaliased(each), columns), field.dataType, rewriting)
             for each, field in zip(listed, df.schema.fields, strict=True)
@@ -304,14 +303,14 @@ class _Planner:
             raise refuse_node(
                 rewriting,
                 NodeError(
-                    f"DEFINE has {expression.sql()}, which is {expression.dataType().sql()}, expected a condition",
+                    f"DEFINE has a value that is {expression.dataType().sql()}, expected a condition",
                     "write a comparison", expression,
                 ),
             )  # fmt: skip
         try:
             return self._compared(expression)
         except NodeError as error:
-            raise refuse_node(rewriting, error) from None
+            raise refuse_node(rewriting, NodeError(str(error), error.hint, *error.nodes, expression)) from None
 
     def _compared(self, expression: Expression) -> Condition:
         """Return what keepers evaluate; what is about the row alone is a column. Raise NodeError."""

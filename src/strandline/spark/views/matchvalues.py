@@ -177,10 +177,14 @@ class MatchExpressions:
     def _variables_at(self, at: int) -> frozenset[int] | None:
         """Return the variables of A.price, if that begins at a token."""
         query = self.matches.query
-        token = query.tokens[at]
+        token, name = query.tokens[at], query.tokens[at].value
         if token.kind not in ("word", "name") or query.text_of(at + 1) != "." or query.text_of(at - 1) == ".":
             return None
-        return self.clause.sets.get(token.value.upper())
+        if name.upper() not in self.clause.sets and name.lower() not in self.columns:
+            raise self.matches.refused(
+                f"MATCH_RECOGNIZE: the pattern has no variable {name}", at, f"it has {', '.join(self.clause.variables)}"
+            )
+        return self.clause.sets.get(name.upper())
 
     def _is_column(self, at: int) -> bool:
         query, token = self.matches.query, self.matches.query.tokens[at]
