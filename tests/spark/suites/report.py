@@ -90,6 +90,8 @@ NOTES = """\
   its watermark has passed it.
 - An order of rows with ties has no first row: Flink and RisingWave take the one that came first.
 - Flink's UNNEST of an array of rows has their fields as columns; Spark's has one column. `inline(…)` has them.
+- `MATCH_RECOGNIZE`: rows of equal times are in an order of values, and in Flink in that of arrival; a row is late by the watermark at the
+  begin of its epoch, and Flink's moves with each row.
 - A stream of changes that breaks its own table's key (a row of a key is added, another one too, and the second one deleted): Flink
   keeps the first one, `sl.table` has none.
 - Flink's delta joins look rows up in sources that its test fills in another way; the view has all pairs, as Spark answers.

@@ -6,7 +6,7 @@ import pytest
 
 from strandline.core.errors import ConfigurationError
 from strandline.runtime.operators.patterns.pattern import Chain, Choice, Pattern, Repeat, Row
-from strandline.spark.views.dialect import taken_apart
+from strandline.spark.views.dialect import matches_in
 from strandline.spark.views.matchclause import MatchClause
 from strandline.spark.views.matchvalues import MatchExpressions
 
@@ -14,7 +14,7 @@ A, B, C = Row(0), Row(1), Row(2)
 
 
 def clause_of(inside: str) -> MatchClause:
-    (clause,) = taken_apart(f"SELECT * FROM t MATCH_RECOGNIZE ({inside})").clauses
+    (clause,) = matches_in(f"SELECT * FROM t MATCH_RECOGNIZE ({inside})").clauses
     return clause
 
 
@@ -74,7 +74,7 @@ def test_clauses_and_the_texts_around_them() -> None:
         "SELECT id::VARCHAR FROM (SELECT CAST(a AS VARCHAR) FROM y) MATCH_RECOGNIZE (PARTITION BY k ORDER BY at, n DESC "
         "ONE ROW PER MATCH AFTER MATCH SKIP TO LAST U PATTERN (A B) WITHIN INTERVAL '1' HOUR SUBSET U = (A, B)) AS T"
     )
-    matches = taken_apart(text)
+    matches = matches_in(text)
     inner, outer = matches.clauses
     assert matches.outer.text == (
         "WITH x AS (SELECT 1), y AS (SELECT * FROM `__match_1` m) SELECT id::STRING FROM `__match_2` AS T"
@@ -89,7 +89,7 @@ def test_clauses_and_the_texts_around_them() -> None:
         1,
         [False, True],
     )
-    assert taken_apart("SELECT match_recognize, t.match_recognize(1) FROM t").clauses == []
+    assert matches_in("SELECT match_recognize, t.match_recognize(1) FROM t").clauses == []
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_clauses_and_the_texts_around_them() -> None:
 )
 def test_what_spark_parses_of_conditions(condition: str, spark: str) -> None:
     text = f"SELECT * FROM t MATCH_RECOGNIZE (ORDER BY at PATTERN (A B) SUBSET U = (A, B) DEFINE B AS {condition})"
-    matches = taken_apart(text)
+    matches = matches_in(text)
     expressions = MatchExpressions(matches, matches.clauses[0], frozenset({"x", "at", "s"}), "at")
     assert "".join(piece.text for piece in expressions.of_condition(1)) == spark
 
@@ -115,7 +115,7 @@ def test_what_spark_parses_of_conditions(condition: str, spark: str) -> None:
 def test_what_spark_parses_of_measures() -> None:
     """All columns are those of a row of the match; equal values are one."""
     measures = "x AS a, A.x + LAST(A.x) AS b, MATCH_ROWTIME() - FIRST(at) AS c, CAST(x AS DATE) AS date, DATE '2026-01-01' AS e"
-    matches = taken_apart(f"SELECT * FROM t MATCH_RECOGNIZE (ORDER BY at MEASURES {measures} PATTERN (A B))")
+    matches = matches_in(f"SELECT * FROM t MATCH_RECOGNIZE (ORDER BY at MEASURES {measures} PATTERN (A B))")
     expressions = MatchExpressions(matches, matches.clauses[0], frozenset({"x", "at", "date"}), "at")
     texts = ["".join(piece.text for piece in expressions.of_measure(span)) for _, span in matches.clauses[0].measures]
     assert texts == [

@@ -31,7 +31,7 @@ _AFTER_COLUMN = frozenset(
 
 def rewritten(text: str, columns: Iterable[str] = ()) -> Rewriting:
     """Return a query as Spark parses it. Raise ConfigurationError, also for MATCH_RECOGNIZE, which Spark has not."""
-    matches = taken_apart(text, columns)
+    matches = matches_in(text, columns)
     for clause in matches.clauses:
         raise matches.refused(
             "MATCH_RECOGNIZE is of rows of a stream with a watermark, and here all tables are Spark's", clause.at,
@@ -40,7 +40,7 @@ def rewritten(text: str, columns: Iterable[str] = ()) -> Rewriting:
     return matches.outer
 
 
-def taken_apart(
+def matches_in(
     text: str, columns: Iterable[str] = (), times: Mapping[str, tuple[str, bool]] = MappingProxyType({})
 ) -> Matches:
     """Return a query as Spark parses it, and its clauses of MATCH_RECOGNIZE. Raise ConfigurationError.

@@ -187,14 +187,14 @@ class _Planner:
 
     def _values(self, values: Sequence[MatchValue]) -> tuple[list[Expression], list[StructField]]:
         """Return what each value of a match is, over slots and columns of the row, and the column in its place."""
-        found: dict[int, tuple[Expression, StructField]] = {}
+        pairs_by_value: dict[int, tuple[Expression, StructField]] = {}
         for is_aggregate in (False, True):
             chosen = [at for at, each in enumerate(values) if (each.how == "aggregate") is is_aggregate]
             parsed = self._parsed([values[at].pieces for at in chosen], [], [], is_aggregate=is_aggregate)
             for at, (expression, kind, _) in zip(chosen, parsed, strict=True):
                 of_match = self._aggregate if is_aggregate else self._of_row
-                found[at] = of_match(values[at], expression), StructField(values[at].name, kind, True)
-        pairs = [found[at] for at in range(len(values))]
+                pairs_by_value[at] = of_match(values[at], expression), StructField(values[at].name, kind, True)
+        pairs = [pairs_by_value[at] for at in range(len(values))]
         return [value for value, _ in pairs], [field for _, field in pairs]
 
     def _parsed(
@@ -230,8 +230,8 @@ class _Planner:
             id_of(each): other
             for each, other in zip(catalyst.items(plan.child().output()), [*self.rows.output, *values], strict=True)
         }
-        listed = catalyst.items(plan.aggregateExpressions() if is_aggregate else plan.projectList())
-        for each in [] if is_aggregate else listed:
+        items = catalyst.items(plan.aggregateExpressions() if is_aggregate else plan.projectList())
+        for each in [] if is_aggregate else items:
             for part in catalyst.parts(each):
                 if not part.deterministic() and all(inner.deterministic() for inner in catalyst.items(part.children())):
                     message = f"MATCH_RECOGNIZE has {part.sql()}, which is not the same each time"
@@ -239,7 +239,7 @@ class _Planner:
                     raise refuse_node(rewriting, NodeError(message, hint, part, each))
         return [
             (self._replaced(unaliased(each), columns), field.dataType, rewriting)
-            for each, field in zip(listed, df.schema.fields, strict=True)
+            for each, field in zip(items, df.schema.fields, strict=True)
         ]
 
     def _replaced(self, expression: Expression, columns: Mapping[int, Expression]) -> Expression:

@@ -67,8 +67,8 @@ class MatchExpressions:
         """Return a measure, in which all columns are those of the last row of the match."""
         return self._rewritten(span, None)
 
-    def _rewritten(self, span: Span, own: int | None) -> list[Piece]:
-        return self._pieces(span, lambda at: self._value_at(at, own))
+    def _rewritten(self, span: Span, current: int | None) -> list[Piece]:
+        return self._pieces(span, lambda at: self._value_at(at, current))
 
     def _pieces(self, span: Span, change: Callable[[int], tuple[list[Piece], int] | None]) -> list[Piece]:
         """Return a part of the text; `change` returns what is in place of some tokens, and the index after these."""
@@ -83,7 +83,7 @@ class MatchExpressions:
             start = query.tokens[at - 1].end
         return [*pieces, *part(start, query.place(span)[1])]
 
-    def _value_at(self, at: int, own: int | None) -> tuple[list[Piece], int] | None:
+    def _value_at(self, at: int, current: int | None) -> tuple[list[Piece], int] | None:
         """Return what is in place of the value that begins at a token, if one does."""
         query, word = self.matches.query, self.matches.query.word(at)
         if word in ("FINAL", "RUNNING") and query.word(at + 1) in _ROWS | _AGGREGATES:
@@ -97,21 +97,21 @@ class MatchExpressions:
                 time = [Piece("`" + self.time.replace("`", "``") + "`", query.tokens[at].start)]
                 return self._column(MatchValue("last", time, None, 0, 0, "", at), after), after
             if word in _ROWS:
-                return self._of_row(at, own), after
+                return self._of_row(at, current), after
             if word in _AGGREGATES:
                 return self._aggregate(at), after
         if (variables := self._variables_at(at)) is not None:
             column = query.tokens[at + 2]
             pieces = [self.matches.edits.copy(column.start, column.end)]
-            if own is not None and own in variables:
+            if current is not None and current in variables:
                 return pieces, at + 3
             return self._column(MatchValue("last", pieces, variables, 0, 0, "", at), at + 3), at + 3
-        if own is None and self._is_column(at):
+        if current is None and self._is_column(at):
             pieces = [self.matches.edits.copy(query.tokens[at].start, query.tokens[at].end)]
             return self._column(MatchValue("last", pieces, None, 0, 0, "", at), at + 1), at + 1
         return None
 
-    def _of_row(self, at: int, own: int | None) -> list[Piece]:
+    def _of_row(self, at: int, current: int | None) -> list[Piece]:
         """FIRST(A.price), LAST(A.price, 1), PREV(A.price)"""
         query, word = self.matches.query, self.matches.query.word(at)
         arguments = query.arguments(at + 1)
@@ -126,7 +126,7 @@ class MatchExpressions:
                 )
             count = int(number[0].text)
         pieces, variables = self._of_one(arguments[0])
-        is_current = own is not None and (variables is None or own in variables)
+        is_current = current is not None and (variables is None or current in variables)
         after = query.closing[at + 1] + 1
         if word == "PREV":
             how: Literal["before", "last"] = "before" if is_current else "last"

@@ -28,7 +28,7 @@ from strandline.spark.streams.frames import FrameSource, unchecked_step
 from strandline.spark.streams.stream import Output, Stream
 from strandline.spark.views import asof
 from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, Plan, id_of, kind_of
-from strandline.spark.views.dialect import taken_apart
+from strandline.spark.views.dialect import matches_in
 from strandline.spark.views.hints import duration_ms, take_hints, ttls_of_columns
 from strandline.spark.views.matching import match_rows
 from strandline.spark.views.meaning import Meanings
@@ -289,7 +289,7 @@ def view_of(
         raise ConfigurationError("sql() needs Spark, and the stream has a test's events")
     columns = (column for table in tables.values() for column in table.schema.names)
     times = {name: (time, isinstance(table, Table)) for name, table in tables.items() if (time := _time_of(table))}
-    taken = taken_apart(query, columns, times)
+    matches = matches_in(query, columns, times)
     ttl_ms, ttls = _ttls(state_ttl, tables)
     session = clone_session(source.df.sparkSession)
     session.conf.set(asof.ENABLED, "true")
@@ -301,13 +301,13 @@ def view_of(
             if isinstance(table, Table) and its_name in times:
                 versions = _register(session, f"{VERSIONS}{its_name}", table.schema)
                 reading.leaves[versions] = partial(table.versions, operators, its_name)
-        for clause in taken.clauses:
-            df, rows = reading.planned(taken.table(clause), hints=False)
-            matched = match_rows(operators, taken, clause, rows, df.schema, reading.analysed_over)
-            leaf = _register(session, clause.name, matched.schema)
-            reading.leaves[leaf] = partial(matched.relation, operators)
-            reading.matched.add(leaf)
-        rewriting = taken.outer
+        for clause in matches.clauses:
+            df, rows = reading.planned(matches.table(clause), hints=False)
+            rows_of = match_rows(operators, matches, clause, rows, df.schema, reading.analysed_over)
+            leaf = _register(session, clause.name, rows_of.schema)
+            reading.leaves[leaf] = partial(rows_of.relation, operators)
+            reading.matches.add(leaf)
+        rewriting = matches.outer
         df, relation = reading.planned(rewriting, uid)
     return View(query, relation, df.schema, operators.catalyst, name, rewriting.text, tables)
 
@@ -322,7 +322,7 @@ class _Reading:
     ttls: Mapping[str, int]
     ttl_ms: int | None
     tables: Mapping[str, Any]
-    matched: set[int] = field(default_factory=set)
+    matches: set[int] = field(default_factory=set)
     """The leaves that are matches."""
 
     def planned(self, rewriting: Rewriting, uid: str = "", *, hints: bool = True) -> tuple[DataFrame, Relation]:
@@ -341,9 +341,9 @@ class _Reading:
         try:
             self.operators.meanings.tables.update(catalyst.names_of_rdds(df))
             analysed = catalyst.plan_of(df)
-            found = take_hints(Query(self.query), Edits(self.query)) if hints else []
-            of_columns = ttls_of_columns(catalyst, analysed, self.ttls, found, rewriting)
-            planner = Planner(self.operators, self.leaves, uid, of_columns, self.ttl_ms, frozenset(self.matched))
+            ttl_hints = take_hints(Query(self.query), Edits(self.query)) if hints else []
+            of_columns = ttls_of_columns(catalyst, analysed, self.ttls, ttl_hints, rewriting)
+            planner = Planner(self.operators, self.leaves, uid, of_columns, self.ttl_ms, frozenset(self.matches))
             return df, planner.relation(plan, analysed)
         except NodeError as error:
             raise refuse_node(rewriting, error) from None

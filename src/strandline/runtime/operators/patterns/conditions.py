@@ -87,7 +87,7 @@ def evaluator(condition: Condition, slots: Sequence[Slot]) -> Evaluator:
 
 
 def parts_of(condition: Condition) -> list[Condition]:
-    """Return a condition and all that it is made of."""
+    """Return a condition and all that it is maker of."""
     inner = condition.arguments if isinstance(condition, Call) else ()
     return [condition, *(part for each in inner for part in parts_of(each))]
 
@@ -137,8 +137,8 @@ def _if(call: Call, *parts: Evaluator) -> Evaluator:
 def _coalesce(call: Call, *parts: Evaluator) -> Evaluator:
     def value(columns: Columns, row: int, memory: Memory) -> Any:
         for part in parts:
-            if (found := part(columns, row, memory)) is not None:
-                return found
+            if (result := part(columns, row, memory)) is not None:
+                return result
         return None
 
     return value
@@ -171,18 +171,18 @@ def _null_safe_equal(call: Call, one: Evaluator, other: Evaluator) -> Evaluator:
 def _strict(function: Callable[..., Any]) -> Callable[..., Evaluator]:
     """Return what makes an evaluator of a function of values that are not null; else the result is null."""
 
-    def made(call: Call, *parts: Evaluator) -> Evaluator:
+    def maker(call: Call, *parts: Evaluator) -> Evaluator:
         def value(columns: Columns, row: int, memory: Memory) -> Any:
             values = []
             for part in parts:
-                if (found := part(columns, row, memory)) is None:
+                if (result := part(columns, row, memory)) is None:
                     return None
-                values.append(found)
+                values.append(result)
             return function(call, *values)
 
         return value
 
-    return made
+    return maker
 
 
 def fitting(value: Any, kind: DataType) -> Any:

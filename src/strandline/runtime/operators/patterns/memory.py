@@ -1,4 +1,4 @@
-"""What a partial match holds of its rows: first and last ones, sums and extremes of a variable's."""
+"""The memory of a partial match: the first and last rows, sums and extremes of variables."""
 
 from __future__ import annotations
 

@@ -127,18 +127,18 @@ class _Builder:
 
     def reached(self, place: int) -> tuple[int, ...]:
         """Return the steps that a place leads to, in the order of preference."""
-        found: dict[int, None] = {}
+        steps: dict[int, None] = {}
         seen: set[int] = set()
         stack = [place]
         while stack:
             place = stack.pop()
             if place >= END:
-                found.setdefault(place)
+                steps.setdefault(place)
             elif place not in seen:
                 # A part that was repeated without a row leads to nothing new.
                 seen.add(place)
                 stack += reversed(self._forks[END - 1 - place])
-        return tuple(found)
+        return tuple(steps)
 
     def _fork(self, places: Sequence[int]) -> int:
         self._check_size()

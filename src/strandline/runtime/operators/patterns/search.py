@@ -20,7 +20,7 @@ Skip = Literal["past last row", "to next row", "to row"]
 
 @dataclass(frozen=True)
 class Matching:
-    """What MATCH_RECOGNIZE says of matches."""
+    """The rules of a clause: which rows are a match, and where the search goes on."""
 
     pattern: Pattern
     conditions: Mapping[int, Condition]
@@ -44,8 +44,8 @@ class Match:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a search has found, and where it goes on when there are more rows."""
+class Outcome:
+    """The matches of some rows, and where the search goes on when there are more."""
 
     matches: list[Match]
     open: list[int]
@@ -77,7 +77,7 @@ class Search:
 
     def find(
         self, columns: Columns, times: Sequence[int], starts: Sequence[int], end: int, reached_us: int | None
-    ) -> Found:
+    ) -> Outcome:
         """Return the matches that begin at some rows, of those up to `end`, which are sorted.
 
         No row will come before `reached_us`; None: none will come at all. A match is returned when no row that may
@@ -93,12 +93,12 @@ class Search:
             is_decided, match = self._first_match(columns, times, start, end, reached_us)
             if not is_decided:
                 if not each_alone:
-                    return Found(matches, [each for each in starts if each >= start])
+                    return Outcome(matches, [each for each in starts if each >= start])
                 open_.append(start)
             elif match is not None:
                 matches.append(match)
                 next_ = self._next_start(match)
-        return Found(matches, open_)
+        return Outcome(matches, open_)
 
     def _next_start(self, match: Match) -> int:
         matching = self._matching
@@ -124,18 +124,18 @@ class Search:
             after: list[tuple[int, Memory]] = []
             seen: set[object] = set()
             for step, memory in ways:
-                taken = self._taken(steps.variables[step], columns, row, memory)
-                if taken is None:
+                new_memory = self._memory_with(steps.variables[step], columns, row, memory)
+                if new_memory is None:
                     continue
-                held = tuple([taken[slot] for slot in self._read])
+                held = tuple([new_memory[slot] for slot in self._read])
                 is_complete = False
                 for next_ in steps.next[step]:
                     if next_ == END:
-                        best, is_complete = Match(start, row, taken), True
+                        best, is_complete = Match(start, row, new_memory), True
                         break
                     if (next_, held) not in seen:
                         seen.add((next_, held))
-                        after.append((next_, taken))
+                        after.append((next_, new_memory))
                 if is_complete:
                     # All other ways are less preferred than this match.
                     break
@@ -144,7 +144,7 @@ class Search:
             ways = after
         return reached_us is None or (last_us is not None and reached_us >= last_us), best
 
-    def _taken(self, variable: int, columns: Columns, row: int, memory: Memory) -> Memory | None:
+    def _memory_with(self, variable: int, columns: Columns, row: int, memory: Memory) -> Memory | None:
         """Return what a match holds that takes a row for a variable; None if the condition is not true."""
         held, adders = list(memory), self._adders[variable]
         for slot, add, is_read in adders:

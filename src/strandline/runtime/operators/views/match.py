@@ -1,7 +1,7 @@
 """MATCH_RECOGNIZE: matches of a pattern in the rows of each key, in the order of their times.
 
 A row waits until the watermark has passed it. Then it takes its place among the rows of its key, and stays there for as
-long as a match may still have it. State has rows alone, and no partial matches: these are found again from the rows.
+long as a match may still have it. State has rows alone, and no partial matches: these are outcome again from the rows.
 """
 
 from __future__ import annotations
@@ -179,10 +179,10 @@ class MatchRecognizing(EpochOperator):
         begin = 0
         for end in ends:
             starts = (begin + np.flatnonzero(rows.open[begin:end])).tolist()
-            found = self._search.find(values, times, starts, end, reached_us)
-            matches += found.matches
-            is_open[found.open] = True
-            first = found.open[0] if found.open else end
+            outcome = self._search.find(values, times, starts, end, reached_us)
+            matches += outcome.matches
+            is_open[outcome.open] = True
+            first = outcome.open[0] if outcome.open else end
             stays[max(begin, first - self._most_before) : end] = True
             begin = end
         return matches, _Rows(rows.of_key, rows.at, is_open, rows.rows).take(np.flatnonzero(stays))
