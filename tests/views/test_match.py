@@ -296,6 +296,18 @@ def test_a_pattern_is_followed_in_the_order_of_preference() -> None:
     assert (found.matches, found.open) == ([], [])
 
 
+def test_what_uids_are_made_of_stays() -> None:
+    """The text of a matching is a part of its operator's uid: another one would be another operator."""
+    pattern = Chain((Row(0), Choice((Repeat(Row(1), 1, None, False), Row(2)))))
+    condition = Call("GreaterThan", (Column(0), Held(0)), BOOLEAN)
+    assert repr(Matching(pattern, {1: condition}, (Slot("last", 0, frozenset({0, 1}), 1),), 5)) == (
+        "Matching(pattern=Chain(parts=(Row(variable=0), Choice(parts=(Repeat(part=Row(variable=1), least=1, most=None, "
+        "is_greedy=False), Row(variable=2))))), conditions={1: Call(function='GreaterThan', arguments=(Column(index=0), "
+        "Held(slot=0)), type=BooleanType(), zone='')}, slots=(Slot(how='last', column=0, variables=frozenset({0, 1}), skip=1, "
+        "empty=None),), within_us=5, skip='past last row', skip_slot=None)"
+    )
+
+
 def test_too_many_steps_are_refused() -> None:
     pattern = Repeat(Repeat(Row(0), 1, 100), 1, 100)
     with pytest.raises(ConfigurationError, match="more than 5000 steps"):

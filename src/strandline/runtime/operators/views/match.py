@@ -17,7 +17,7 @@ import pyarrow as pa
 from strandline.api.states import Value
 from strandline.backends.base import Backend
 from strandline.core.errors import UserCodeError
-from strandline.core.times import END_US, within
+from strandline.core.times import END_US, LAST_US, within
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import StateInfo
 from strandline.format.schemas import Schemas
@@ -32,8 +32,6 @@ from strandline.runtime.state.timers import TimerTable, passed_us
 from strandline.types.datatypes import StructType
 
 _WAITING, _PASSED, _ENDS = "waiting", "passed", "timers.ends"
-_LAST_US = passed_us(END_US)
-"""A time that no watermark passes but the last one."""
 
 
 @dataclass(frozen=True)
@@ -195,12 +193,12 @@ class MatchRecognizing(EpochOperator):
             for key, at_us in zip(open_keys.tolist(), due_us.tolist(), strict=True):
                 self._ends.set(keys.encoded[key], at_us)
             return
-        # Without WITHIN, at the end of event time.
+        # Without WITHIN, at the end of event time: no other watermark passes the last time.
         were_open = np.unique(before.of_key[before.open])
         for key in np.setdiff1d(open_keys, were_open).tolist():
-            self._ends.set(keys.encoded[key], _LAST_US)
+            self._ends.set(keys.encoded[key], LAST_US)
         for key in np.setdiff1d(were_open, open_keys).tolist():
-            self._ends.delete(keys.encoded[key], _LAST_US)
+            self._ends.delete(keys.encoded[key], LAST_US)
 
     def _output(self, rows: _Rows, columns: Sequence[pa.Array], matches: Sequence[Match]) -> TimedRows:
         """Return matches as output rows: what each slot holds."""
