@@ -384,3 +384,48 @@ def test_rows_are_in_state_for_as_long_as_a_match_may_have_them(tmp_path: Path, 
         bench.epoch_of([])
         assert bool(bench.left()) is is_there
     bench.close()
+
+
+def test_rows_of_equal_times_are_in_an_order_of_their_values(tmp_path: Path) -> None:
+    """In whatever order they come; also of columns that have no order, and of what Spark takes for equal."""
+    columns = "x double, l array<bigint>, m map<string, bigint>"
+    rows: list[Any] = [
+        (0.0, [1], {"a": 1}),
+        (-0.0, [1], {"a": 1}),
+        (float("nan"), None, None),
+        (0.0, [2], {"a": 1}),
+        (0.0, [1], {"b": 1}),
+    ]
+    slots = tuple(Slot("first", at, frozenset({variable})) for variable in range(5) for at in range(3))
+    matching = Matching(Chain(tuple(map(Row, range(5)))), {}, slots)
+    names = [
+        f"{name}{number} {kind}"
+        for number in range(5)
+        for name, _, kind in (part.partition(" ") for part in columns.split(", ", 2))
+    ]
+    results = set()
+    for number, batch in enumerate((rows, rows[::-1], [*rows[2:], *rows[:2]])):
+        process = MatchRecognizing(
+            parse_schema("k struct<k0: bigint>"),
+            parse_schema(columns),
+            parse_schema(", ".join(names)),
+            matching,
+            [],
+            [],
+            0,
+        )
+        bench = Watched(
+            "filesystem",
+            tmp_path / str(number),
+            process,
+            "struct<k0: bigint>",
+            f"{columns}, at bigint",
+            ", ".join(names),
+        )
+        bench.watermark_us = 0
+        bench.epoch_of([[((7,), *row, 5) for row in batch]])
+        bench.watermark_us = 6
+        results.add(exact(bench.epoch_of([])))
+        bench.close()
+    assert len(results) == 1
+    assert results != {"[]"}

@@ -128,6 +128,12 @@ class _Planner:
             skip_slot = self._slot(slot, order[0].dataType().sql())
         if not self.slots:
             self._slot(Slot("last", self._number(order[0])), order[0].dataType().sql())
+        for each, term in zip(order[1:], clause.order[1:], strict=True):
+            if not _is_compared(each.dataType().sql()):
+                raise self.matches.refused(
+                    f"MATCH_RECOGNIZE: ORDER BY {each.name()}, which is {each.dataType().sql()}", term.column.first,
+                    "order by numbers, texts and times",
+                )  # fmt: skip
         orders = [
             Order(self._number(each), is_descending=term.is_descending, nulls_last=term.nulls_last)
             for each, term in zip(order[1:], clause.order[1:], strict=True)
@@ -365,7 +371,7 @@ class _Planner:
 
     def _check_type(self, expression: Expression) -> None:
         ddl = expression.dataType().sql()
-        if re.split(r"[ (]", ddl)[0] not in _TYPES or "COLLATE" in ddl:
+        if not _is_compared(ddl):
             raise NodeError(f"MATCH_RECOGNIZE: a condition has a value of the match that is {ddl}", _HINT, expression)
 
     def _check_function(self, kind: str, expression: Expression, children: Sequence[Expression]) -> str:
@@ -500,6 +506,10 @@ def _type_of(expression: Expression) -> DataType:
 
 def _name_of(kind: str, expression: Expression) -> str:
     return f"CAST AS {expression.dataType().sql()}" if kind == "Cast" else f"{expression.prettyName()}()"
+
+
+def _is_compared(ddl: str) -> bool:
+    return re.split(r"[ (]", ddl)[0] in _TYPES and "COLLATE" not in ddl
 
 
 def _base(ddl: str) -> str:

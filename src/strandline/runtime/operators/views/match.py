@@ -33,6 +33,8 @@ from strandline.types.datatypes import StructType
 
 _WAITING, _PASSED, _ENDS = "waiting", "passed", "timers.ends"
 
+_ASCENDING = Order(0, is_descending=False, nulls_last=False)
+
 
 @dataclass(frozen=True)
 class _Rows:
@@ -150,10 +152,11 @@ class MatchRecognizing(EpochOperator):
             yield self._output(rows, columns, matches)
 
     def _sorted(self, rows: _Rows) -> _Rows:
-        """Return rows in the order of keys, times, the columns of ORDER BY, and all columns."""
-        parts = rows.rows.flatten()
-        rest = [Order(at, is_descending=False, nulls_last=False) for at in range(len(parts))]
-        by = [part for order in (*self._order, *rest) for part in sortable(parts[order.at], order)]
+        """Return rows in the order of keys, times, the columns of ORDER BY, and the bits of all columns."""
+        columns = rows.rows.flatten()
+        ties = [(column, _ASCENDING) for column in self._kind.comparable(rows.rows)]
+        pairs = [*((columns[order.at], order) for order in self._order), *ties]
+        by = [part for column, order in pairs for part in sortable(column, order)]
         return rows.take(np.lexsort((*reversed(by), rows.at, rows.of_key)))
 
     def _columns(self, rows: _Rows) -> list[pa.Array]:
