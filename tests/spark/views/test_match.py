@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +197,50 @@ def test_what_reads_matches(spark: Any, tmp_path: Path, local_dir: Path) -> None
     of_rises = [row.b for row in found.orderBy("at").collect()]
     twos = Counter(zip(of_rises[::2], of_rises[1::2], strict=False))
     assert compared.rows([*queries][3], LAST) == twos
+
+
+VALUES = "id bigint, i int, b bigint, x double, f float, d decimal(10, 2), s string, t timestamp, a date, z boolean, at timestamp"
+CONDITIONS = [
+    "{B}.i < {A}.b OR {B}.x >= {A}.x AND NOT {B}.z <=> {A}.z",
+    "{B}.x = {A}.x OR {A}.f <> {B}.f",
+    "{B}.d + {A}.d * 2 > {A}.d - 1.5 OR {B}.d / nullif({A}.i, 0) > {A}.x",
+    "{A}.s IN ({B}.s, 'b') OR {A}.s IS NULL AND {B}.i IS NOT NULL OR {A}.s > {B}.s",
+    "{B}.t - {A}.t BETWEEN INTERVAL '-1' HOUR AND INTERVAL '90' MINUTE OR {A}.t + INTERVAL '10' MINUTE > {B}.t AND {A}.a <= {B}.a",
+    "CASE WHEN {A}.z THEN {B}.i > {A}.i WHEN {A}.i IS NULL THEN true END OR if({B}.z, {A}.b, -{A}.i) > abs({A}.x)",
+    "coalesce({A}.i, {B}.b) + {B}.i * {A}.i - 1 > 2 OR isnan({A}.x) AND {A}.f < 1",
+]
+
+
+def test_conditions_are_those_of_spark(spark: Any, tmp_path: Path, local_dir: Path) -> None:
+    """A row and the next one, by a condition: what keepers say of it is what Spark does."""
+    rng = random.Random("conditions")
+    numbers = [None, 0, 1, 2, -1]
+    rows = [
+        (
+            number, rng.choice(numbers), rng.choice(numbers), rng.choice([None, 0.0, -0.0, 1.5, float("nan")]),
+            rng.choice([None, 0.5, float("nan"), 1.0]), rng.choice([None, Decimal("0.05"), Decimal("-1.50"), Decimal("2.00")]),
+            rng.choice([None, "", "a", "b", "é"]), rng.choice([None, BEGIN, BEGIN + HOUR, BEGIN + 2 * HOUR]),
+            rng.choice([None, BEGIN.date(), dt.date(2026, 1, 2)]), rng.choice([None, True, False]),
+            BEGIN + dt.timedelta(minutes=number),
+        )
+        for number in range(60)
+    ]  # fmt: skip
+    compared = Compared(spark, tmp_path, {"facts": Table(VALUES, [rows], delay="1 min")})
+    queries = [
+        "SELECT * FROM facts MATCH_RECOGNIZE (ORDER BY at MEASURES B.id AS id AFTER MATCH SKIP TO NEXT ROW PATTERN (A B) "
+        f"DEFINE B AS {each.format(A='A', B='B')})"
+        for each in CONDITIONS
+    ]
+    for query in queries:
+        compared.add(query)
+    compared.job(local_dir, 1, drain=True).start(spark).await_termination()
+    spark.createDataFrame(rows, VALUES).createOrReplaceTempView("facts")
+    pairs = "(SELECT struct(*) AS n, lag(struct(*)) OVER (ORDER BY at) AS o FROM facts)"
+    for query, condition in zip(queries, CONDITIONS, strict=True):
+        asked = f"SELECT n.id FROM {pairs} WHERE o IS NOT NULL AND ({condition.format(A='o', B='n')})"
+        expected = Counter(map(tuple, spark.sql(asked).collect()))
+        assert compared.rows(query, LAST) == expected, condition
+        assert 0 < expected.total() < len(rows) - 1
 
 
 def uid_of(view: sl.View) -> str:

@@ -26,7 +26,7 @@ from strandline.spark.views.keys import KEY, check_type, key_of
 from strandline.spark.views.matchclause import MatchClause, Matches
 from strandline.spark.views.matchvalues import MatchExpressions, MatchValue
 from strandline.spark.views.meaning import short
-from strandline.spark.views.operators import Operators, hash_of, made_of, source_column, struct_of
+from strandline.spark.views.operators import Operators, hash_of, made_of, names_of, source_column, struct_of
 from strandline.spark.views.places import NodeError, refuse_node
 from strandline.spark.views.relations import Part, Relation, Rows, unlike
 from strandline.spark.views.rewriting import Piece, Rewriting
@@ -104,12 +104,13 @@ class _Planner:
 
     def planned(self) -> MatchRows:
         clause, rows = self.clause, self.rows
-        by_name = {each.name().lower(): each for each in rows.output}
+        names = [each.name().lower() for each in rows.output]
+        by_name = {name: each for name, each in zip(names, rows.output, strict=True) if names.count(name) == 1}
         keys = [self._column(by_name, key, "PARTITION BY") for key in clause.keys]
         order = [self._column(by_name, term.column, "ORDER BY") for term in clause.order]
         lag_us = self._lag(order[0])
         time = order[0].name()
-        expressions = MatchExpressions(self.matches, clause, frozenset(by_name), time)
+        expressions = MatchExpressions(self.matches, clause, frozenset(names), time)
         conditions = {variable: expressions.of_condition(variable) for variable in clause.conditions}
         measures = [(name, span, expressions.of_measure(span)) for name, span in clause.measures]
         of_values, fields = self._values(list(expressions.values.values()))
@@ -139,8 +140,7 @@ class _Planner:
             for each, term in zip(order[1:], clause.order[1:], strict=True)
         ]
         matching = self._numbered(compared, skip_slot)
-        names = [*(key.name() for key in keys), *(name for name, *_ in measures)]
-        self._check_names(names)
+        self._check_names([*(key.name() for key in keys), *(name for name, *_ in measures)])
         of_table = {field.name.lower(): field for field in self.schema.fields}
         schema = Schema([
             *(of_table[key.name().lower()] for key in keys),
@@ -158,7 +158,7 @@ class _Planner:
         token = self.matches.query.tokens[span.first]
         if token.value.lower() not in by_name:
             raise self.matches.refused(
-                f"{what} {token.value}: the table of MATCH_RECOGNIZE has no such column", span.first,
+                f"{what} {token.value}: the table of MATCH_RECOGNIZE has no such column, or several", span.first,
                 f"it has {', '.join(each.name() for each in self.rows.output)}",
             )  # fmt: skip
         return by_name[token.value.lower()]
@@ -237,7 +237,7 @@ class _Planner:
             for each, other in zip(catalyst.items(plan.child().output()), [*self.rows.output, *values], strict=True)
         }
         items = catalyst.items(plan.aggregateExpressions() if is_aggregate else plan.projectList())
-        for each in [] if is_aggregate else items:
+        for each in items:
             for part in catalyst.parts(each):
                 if not part.deterministic() and all(inner.deterministic() for inner in catalyst.items(part.children())):
                     message = f"MATCH_RECOGNIZE has {part.sql()}, which is not the same each time"
@@ -258,19 +258,17 @@ class _Planner:
 
     def _of_row(self, value: MatchValue, expression: Expression) -> Expression:
         """Return the column that a value of one row is."""
-        number = self._number(expression)
+        if value.how == "before" and not value.before:
+            return expression
+        number, ddl = self._number(expression), expression.dataType().sql()
         if value.before:
-            ddl = expression.dataType().sql()
             new = self.ops.catalyst.attribute(ddl, value.name, self.ops.catalyst.new_id())
             attribute = self.before.setdefault((number, value.before), new)
-            number = -1 - list(self.before).index((number, value.before))
             if value.how == "before":
                 return attribute
-        how: Any = value.how if value.how != "before" else "last"
-        if value.how == "before":
-            # PREV(x, 0) is x of the row itself.
-            return expression
-        return self._slot(Slot(how, number, value.variables, value.count), expression.dataType().sql())
+            number = -1 - list(self.before).index((number, value.before))
+        how: Any = value.how
+        return self._slot(Slot(how, number, value.variables, value.count), ddl)
 
     def _aggregate(self, value: MatchValue, expression: Expression) -> Expression:
         """Return an aggregate function over the sums and extremes that a match holds."""
@@ -461,7 +459,7 @@ class _Planner:
             )
             operator = ops.operator(Keyed(node, (KEY,)), f"match-{hash_of(meaning)}", process, kind, "match_recognize")
             what = f"MATCH_RECOGNIZE {clause.pattern_text}" + (
-                f" by {by}" if by else ", no key: one partition does all of it"
+                f" by {names_of(keys)}" if keys else ", no key: one partition does all of it"
             )
             return operator, kind.names, Part(operator.uid, what, self._keeps, "", bound=self._bound(time))
 
