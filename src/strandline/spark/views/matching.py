@@ -45,7 +45,7 @@ _TYPES = (
 )  # fmt: skip
 """What keepers compare."""
 _WIDTH = {"TINYINT": 1, "SMALLINT": 2, "INT": 3, "BIGINT": 4, "DECIMAL": 5, "FLOAT": 6, "DOUBLE": 7}
-"""The types of numbers: those that are cast to a later one."""
+"""The types of numbers, each of which is cast to later ones."""
 _LONGEST_INTERVAL = "INTERVAL DAY TO SECOND"
 _UTC = frozenset({"UTC", "Etc/UTC", "GMT", "Z"})
 _HINT = (
@@ -383,7 +383,7 @@ class _Planner:
         elif kind == "Cast":
             is_known = (
                 types[0] == expression.dataType().sql()
-                or expression.dataType().sql() == _LONGEST_INTERVAL
+                or (types[0].startswith("INTERVAL ") and expression.dataType().sql() == _LONGEST_INTERVAL)
                 or (
                     _is_number(types[0])
                     and _WIDTH.get(_base(expression.dataType().sql()), 0) >= _WIDTH[_base(types[0])]
