@@ -29,7 +29,7 @@ from strandline.runtime.operators.patterns.pattern import (
     steps_of,
     variables_of,
 )
-from strandline.runtime.operators.patterns.search import Matching, Search, Skip
+from strandline.runtime.operators.patterns.search import Match, Matching, Search, Skip
 from strandline.runtime.operators.views.match import MatchRecognizing
 from strandline.runtime.operators.views.top import Order
 from strandline.types.datatypes import BooleanType, DecimalType, DoubleType, IntegerType, LongType, parse_schema
@@ -238,7 +238,7 @@ def operator(matching: Matching, key_type: str, kind: str, root: Path) -> Watche
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
-@examples(80, suppress_health_check=[HealthCheck.too_slow])
+@examples(60, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_matches(tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject) -> None:
     """After each epoch, what came is the answer over the rows that the watermark has passed, however they are cut."""
@@ -286,6 +286,29 @@ def arrivals(keys: Sequence[Any], around: int) -> st.SearchStrategy[Any]:
     """Return a key, x, and a time near the watermark, or none."""
     times = st.one_of(st.none(), *[st.integers(around - 5, around + 8)] * 8)
     return st.tuples(st.sampled_from(keys[:2]), st.sampled_from([None, 0, 1, 2, 3]), times)
+
+
+@examples(400, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_the_search_of_one_key(data: st.DataObject) -> None:
+    """The search without an operator around it: more rows, more often, up to any time."""
+    matching, rules = data.draw(matchings())
+    steps = data.draw(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([None, 0, 1, 2, 3])), max_size=10))
+    times = [sum(step for step, _ in steps[: at + 1]) for at in range(len(steps))]
+    xs, ids = [x for _, x in steps], [*range(len(steps))]
+    reached = data.draw(st.one_of(st.just(END_US), st.integers(max(times, default=0) + 1, 60)))
+    columns = [xs, ids, [1] * len(ids), [None, *xs[:-1]]]
+    outcome = Search(matching).find(columns, times, ids, len(ids), None if reached == END_US else reached)
+
+    def value(match: Match, at: int) -> Any:
+        slot, held = SLOTS[at], match.memory[at]
+        if not slot.is_row:
+            return held
+        return None if (row := slot.row_of(held)) is None else columns[slot.column][row]
+
+    matches = [tuple(value(match, at) for at in range(6)) for match in outcome.matches]
+    rows = [*zip(times, xs, ids, strict=True)]
+    assert matches == [*Reference(matching, rules, rows, reached).matches()]
 
 
 def test_a_pattern_is_followed_in_the_order_of_preference() -> None:

@@ -70,6 +70,37 @@ def variables_of(pattern: Pattern) -> list[int]:
             return variables_of(part)
 
 
+def not_empty(*parts: Pattern) -> Pattern | None:
+    """Return parts in a row without the ways in which none takes a row, in the same order; None if no way is left.
+
+    A repetition that takes no row is none: without it, each repetition of a pattern takes one.
+    """
+    if not parts:
+        return None
+    first, *rest = parts
+    if not can_be_empty(first):
+        return Chain(parts)
+    match first:
+        case Chain(inner):
+            return not_empty(*inner, *rest)
+        case Choice(inner):
+            return _choice([not_empty(each, *rest) for each in inner])
+        case Repeat(part, least, most, is_greedy) if least:
+            fewer = Repeat(part, least - 1, None if most is None else most - 1, is_greedy)
+            return not_empty(part, fewer, *rest)
+        case Repeat(part, _, most, is_greedy) if most != 0:
+            again = Repeat(part, 0, None if most is None else most - 1, is_greedy)
+            once = not_empty(part)
+            ways = [None if once is None else Chain((once, again, *rest)), not_empty(*rest)]
+            return _choice(ways if is_greedy else ways[::-1])
+    return not_empty(*rest)
+
+
+def _choice(parts: Sequence[Pattern | None]) -> Pattern | None:
+    ways = tuple(part for part in parts if part is not None)
+    return Choice(ways) if len(ways) > 1 else next(iter(ways), None)
+
+
 @dataclass(frozen=True)
 class Steps:
     """A pattern as steps. A step takes a row of its variable; after it, the next ones are tried in their order."""
@@ -115,12 +146,13 @@ class _Builder:
             case Choice(parts):
                 return self._fork([self.enter(part, then) for part in parts])
             case Repeat(part, least, most, is_greedy):
-                place = then
-                if most is None:
+                place, once = then, not_empty(part)
+                if once is not None and most is None:
                     place = self._fork([])
-                    self._forks[END - 1 - place] = _preferred(self.enter(part, place), then, is_greedy)
-                for _ in range((most or least) - least):
-                    place = self._fork(_preferred(self.enter(part, place), then, is_greedy))
+                    self._forks[END - 1 - place] = _preferred(self.enter(once, place), then, is_greedy)
+                elif once is not None and most is not None:
+                    for _ in range(most - least):
+                        place = self._fork(_preferred(self.enter(once, place), then, is_greedy))
                 for _ in range(least):
                     place = self.enter(part, place)
                 return place
@@ -135,7 +167,6 @@ class _Builder:
             if place >= END:
                 steps.setdefault(place)
             elif place not in seen:
-                # A part that was repeated without a row leads to nothing new.
                 seen.add(place)
                 stack += reversed(self._forks[END - 1 - place])
         return tuple(steps)
