@@ -332,6 +332,8 @@ class _Reading:
         jdf: Any = df._jdf
         try:
             plan = jdf.queryExecution().optimizedPlan()
+        except PySparkException as error:
+            raise self._refused(rewriting, error) from None
         except Py4JJavaError as error:
             words = _PACKAGE.sub("", str(error.java_exception.toString()).splitlines()[0].partition(" (")[0])
             raise ConfigurationError(
@@ -358,10 +360,13 @@ class _Reading:
         try:
             df = catalyst.spark.sql(rewriting.text)
         except PySparkException as error:
-            raise refuse_query(rewriting, error, self.tables, catalyst.functions) from None
+            raise self._refused(rewriting, error) from None
         if present := catalyst.present(df):
             raise refuse_node(rewriting, _of_the_start(present))
         return df
+
+    def _refused(self, rewriting: Rewriting, error: PySparkException) -> ConfigurationError:
+        return refuse_query(rewriting, error, self.tables, self.operators.catalyst.functions)
 
 
 def _of_the_start(expressions: Sequence[Expression]) -> NodeError:
