@@ -115,6 +115,13 @@ class Bag:
         np.add.at(sums, self.of_key, self.counts)
         return sums
 
+    def ones(self) -> Bag:
+        """Return the bag with an entry for each time that a row counts."""
+        if not len(self) or self.counts.max() <= 1:
+            return self
+        indices, signs = self.repeated()
+        return self.take(indices).counted(signs)
+
     def repeated(self) -> tuple[Numbers, Numbers]:
         """Return the index of each entry as often as it counts, and for each the sign."""
         times = np.abs(self.counts)
