@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from strandline.backends.base import Backend, Entry
+from strandline.format.keys import KeyCodec
 from strandline.runtime.state.table import KeyEntries, KeysToRead, StateTable
 
 Numbers = np.ndarray[Any, Any]
@@ -279,6 +280,30 @@ class VectorTable(StateTable[list[Writes]]):
 
     def _let_go(self, layer: list[Writes]) -> None:
         self._released += 1
+
+
+class EntryTable(VectorTable):
+    """Entries of many keys at once: a key's bytes here are those of the key and the sub key."""
+
+    def __init__(self, name: str, backend: Backend, cache_bytes: int, subs: KeyCodec) -> None:
+        super().__init__(name, backend, cache_bytes)
+        self._subs = subs
+
+    def kept(self, some: KeysToRead) -> list[KeyEntries]:
+        return [self._kept_of(key, some) for key in some.encoded]
+
+    def _kept_of(self, key: bytes, some: KeysToRead) -> KeyEntries:
+        # Those in memory first: an entry that is evicted meanwhile is in the backend.
+        names = [name for name in list(self._slots.index) if name.startswith(key)]
+        if not self._holds_all:
+            names += [name for name, _ in self._backend.scan(self.name, key)]
+        names = list(dict.fromkeys(names))
+        kept = super().kept(replace(some, keys=[], encoded=names))
+        return [
+            (self._subs.decode_sub(name, len(key)), value)
+            for name, entries in zip(names, kept, strict=True)
+            for _, value in entries
+        ]
 
 
 def _has_value(values: Numbers) -> Numbers:
