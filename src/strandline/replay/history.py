@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +27,8 @@ from strandline.spark.job.job import Job
 from strandline.testing.operator import Partitions
 
 IsWanted = Callable[[Call], bool]
+_PLAIN = frozenset((bool, int, float, str, bytes, Decimal, dt.date, dt.datetime, type(None)))
+"""Types whose values nothing can change."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ def note_changes(
             return None
 
         def values() -> dict[str, Any]:
-            return {name: copy.deepcopy(getattr(view, name)) for name in states[call.operator]}
+            return {name: _copied(getattr(view, name)) for name in states[call.operator]}
 
         before, at = values(), len(changes)
         now_us = times[Epoch(call.epoch)]
@@ -132,6 +136,15 @@ def note_changes(
 
     breaks.on_call = on_call
     return changes
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a state's value; large collections of plain values are common, and copied at once."""
+    if type(value) is list and _PLAIN.issuperset(map(type, value)):
+        return value[:]
+    if type(value) is dict and _PLAIN.issuperset(map(type, value.values())):
+        return dict(value)
+    return copy.deepcopy(value)
 
 
 def changes_by_epoch(run: Replay, operator: Operator, key: Any) -> Iterator[Change]:

@@ -47,6 +47,7 @@ class Run:
     key: list[str]
     start: int
     """The number of the checkpoint with which it begins."""
+    first_epoch: int
     process: subprocess.Popen[str]
     state: RunState = "running"
     done: int = 0
@@ -61,9 +62,9 @@ class Run:
     def seen(self) -> dict[str, Any]:
         """Return it for the page; the steps once it has ended."""
         return {
-            "operator": self.operator, "key": self.key, "start": self.start, "state": self.state, "done": self.done,
-            "total": self.total, "changes": self.changes, "error": self.error, "hint": self.hint,
-            "steps": [*self.steps] if self.state == "done" else [],
+            "operator": self.operator, "key": self.key, "start": self.start, "first_epoch": self.first_epoch,
+            "state": self.state, "done": self.done, "total": self.total, "changes": self.changes,
+            "error": self.error, "hint": self.hint, "steps": [*self.steps] if self.state == "done" else [],
         }  # fmt: skip
 
 
@@ -103,7 +104,7 @@ class Changes:
             why = "the page is read-only, and runs no program"
         return {
             "program": program.path if program is not None else "", "has_changed": has_changed, "why_not": why,
-            "command": command,
+            "command": command, "limit_minutes": self.limit_s / 60,
         }  # fmt: skip
 
     def start(self, job: Job, uid: str, texts: Sequence[str], start: int) -> None:
@@ -143,7 +144,7 @@ class Changes:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
                 process_group=0,
             )  # fmt: skip
-            run = Run(job.id, job.name, uid, [*texts], start, process)
+            run = Run(job.id, job.name, uid, [*texts], start, snapshot.manifest.epoch + 1, process)
             self._thread = threading.Thread(
                 target=self._follow, args=(run, until_end.pop_all()), name="strandline-ui-history"
             )

@@ -22,7 +22,7 @@ TIME_IS_UP = 124
 INPUT_CLOSED = 125
 _POLL_S = 0.1
 _GONE_S = 5.0
-_NICE = 10
+_NICE = 5
 """Jobs of the machine go first."""
 
 
