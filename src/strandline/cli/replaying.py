@@ -285,9 +285,8 @@ def _print_change(change: Change) -> None:
     print(f"  from  {change.before!r}")
     print(f"  to    {change.after!r}")
     call = change.made_by
-    for what, timers in (("set", call.timers), ("deleted", call.deleted)) if call else ():
-        for at, is_processing in timers:
-            print(f"  {what} a timer{' of the clock' if is_processing else ''} for {at.isoformat()}")
+    for what, (at, is_processing) in call.timer_changes if call else ():
+        print(f"  {what} a timer{' of the clock' if is_processing else ''} for {at.isoformat()}")
     for row in change.rows:
         print(f"  gave  {row!r}")
     for side, row in call.emitted if call else ():
@@ -447,7 +446,6 @@ def _change_as_data(change: Change) -> dict[str, Any]:
     from strandline.types.jsonforms import to_json
 
     call = change.made_by
-    timers = ([*call.timers], [*call.deleted]) if call else ([], [])
     return {
         "epoch": change.epoch,
         "now_us": change.now_us,
@@ -457,8 +455,7 @@ def _change_as_data(change: Change) -> dict[str, Any]:
         "after": to_json(change.after),
         "timers": [
             {"change": what, "at": to_json(at), "clock": is_processing}
-            for what, some in zip(("set", "deleted"), timers, strict=True)
-            for at, is_processing in some
+            for what, (at, is_processing) in (call.timer_changes if call else ())
         ],
         "rows": [to_json(row) for row in change.rows],
         "sides": [{"side": side, "row": to_json(row)} for side, row in (call.emitted if call else ())],

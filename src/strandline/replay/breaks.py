@@ -33,6 +33,7 @@ _NAMES = ("state", "key", "event", "epoch", "watermark", "now")
 
 SetTimer = tuple[dt.datetime, bool]
 """A timer's time, and whether it is of the processing time."""
+TimerChange = Literal["set", "deleted"]
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,15 @@ class Call:
     """The event; of on_timer, the timer's time."""
     read: Any = field(default=None, compare=False, repr=False)
     """The event as the operator reads it: a pair of rows, if it has two inputs; of on_timer, the timer."""
-    timers: list[SetTimer] = field(default_factory=list, compare=False, repr=False)
-    """The timers that it has set, once it has run, if `Breaks.on_call` is set; so are `deleted` and `emitted`."""
-    deleted: list[SetTimer] = field(default_factory=list, compare=False, repr=False)
-    """The timers that it has deleted, or that were not there."""
+    timer_changes: list[tuple[TimerChange, SetTimer]] = field(default_factory=list, compare=False, repr=False)
+    """The timers that it has set and deleted, in this order, once it has run, if `Breaks.on_call` is set."""
     emitted: list[tuple[str, Any]] = field(default_factory=list, compare=False, repr=False)
-    """The rows that it has sent to side outputs, each with the output's name."""
+    """The rows that it has sent to side outputs, each with the output's name, as above."""
+
+    @property
+    def timers(self) -> list[SetTimer]:
+        """The timers that it has set."""
+        return [timer for change, timer in self.timer_changes if change == "set"]
 
     @property
     def place(self) -> tuple[int, str, int, int]:
@@ -147,22 +151,22 @@ class NotingTimers:
     def set(self, at: dt.datetime) -> None:
         """Set a timer."""
         self.plain.set(at)
-        self._call.timers.append((at, False))
+        self._call.timer_changes.append(("set", (at, False)))
 
     def set_processing(self, at: dt.datetime) -> None:
         """Set a timer of the processing time."""
         self.plain.set_processing(at)
-        self._call.timers.append((at, True))
+        self._call.timer_changes.append(("set", (at, True)))
 
     def delete(self, at: dt.datetime) -> None:
         """Delete a timer."""
         self.plain.delete(at)
-        self._call.deleted.append((at, False))
+        self._call.timer_changes.append(("deleted", (at, False)))
 
     def delete_processing(self, at: dt.datetime) -> None:
         """Delete a timer of the processing time."""
         self.plain.delete_processing(at)
-        self._call.deleted.append((at, True))
+        self._call.timer_changes.append(("deleted", (at, True)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.plain, name)
@@ -329,8 +333,8 @@ class Breaks:
     def _raised(self, call: Call, error: BaseException) -> None:
         """Note that a call has failed; stop at the frame that raised the error, or for debugpy in another run."""
         # What it has done is taken back if the epoch goes on.
-        for noted in (call.timers, call.deleted, call.emitted):
-            noted.clear()
+        call.timer_changes.clear()
+        call.emitted.clear()
         if self.failed is not None or self._target is not None or self.has_quit:
             return
         self.failed = call

@@ -76,9 +76,7 @@ def history_of(
             assert call is not None
             if name and change.before[name] != change.after[name]:
                 yield replace(change, before=change.before[name], after=change.after[name])
-            elif not name and (
-                change.before != change.after or change.rows or call.timers or call.deleted or call.emitted
-            ):
+            elif not name and (change.before != change.after or change.rows or call.timer_changes or call.emitted):
                 yield change
 
 

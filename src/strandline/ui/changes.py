@@ -205,10 +205,14 @@ class Changes:
         """Return the reason of a failure, and the next step."""
         if code == TIME_IS_UP:
             minutes = self.limit_s / 60
-            return f"it was ended after {minutes:g} minutes", "begin with a newer checkpoint, or run it in a terminal"
-        text = "".join(said).rstrip()
-        error, _, hint = text.rpartition("error: ")[2].partition("\n  next step: ")
-        return error or f"its process ended with code {code}", hint.partition("\n")[0]
+            return f"it was ended after {minutes:.2g} minutes", "begin with a newer checkpoint, or run it in a terminal"
+        _, found, error = "".join(said).rstrip().rpartition("error: ")
+        if not found or "\nTraceback " in error:
+            # The last line of a traceback says what it is.
+            last = error.rpartition("\n")[2]
+            return f"its process ended with code {code}: {last}", "run it in a terminal, which shows all that it says"
+        error, _, hint = error.partition("\n  next step: ")
+        return error, hint.partition("\n")[0]
 
 
 def _environment() -> dict[str, str]:

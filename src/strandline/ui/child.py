@@ -32,7 +32,8 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(INPUT_CLOSED))
     os.nice(_NICE)
-    with Scratch("history") as place:
+    # A short name: PySpark makes a socket in it.
+    with Scratch("h") as place:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, cwd=place, env=_environment(place), start_new_session=True
         )
