@@ -231,7 +231,7 @@ def history(
         int | None, typer.Option(metavar="N", min=1, show_default=False, help="Show the last changes, so many.")
     ] = None,
     progress: Annotated[
-        bool, typer.Option("--progress", help="With --json: also a line for each epoch, with those that have run.")
+        bool, typer.Option("--progress", help="With --json: also lines with the number of epochs that have run.")
     ] = False,
     job: JobName = "",
     directory: OfDirectory = None,

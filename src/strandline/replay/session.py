@@ -187,12 +187,13 @@ class Replay:
 
     def __iter__(self) -> Iterator[EpochReplay]:
         """Run one epoch after the other; the first that fails is the last."""
-        for number, record in enumerate(self.recorded.epochs):
-            self.report(number, len(self.recorded.epochs))
+        self.report(0, len(self.recorded.epochs))
+        for number, record in enumerate(self.recorded.epochs, 1):
             result = self._run(record, self.rows(record))
             yield result
             if result.output is None or self.breaks.has_quit:
                 return
+            self.report(number, len(self.recorded.epochs))
 
     def rows(self, record: EpochRecord) -> Mapping[Node, Rows]:
         """Return the rows that an epoch begins with."""

@@ -188,8 +188,8 @@ class Page:
         wanted, job = _decode(body, _Key), self._job(request)
         checkpoints = read_past(self.jobs.directory_of(job))["checkpoints"]
         complete = [each["checkpoint"] for each in checkpoints if each["state"] == "complete"]
-        found = self.browser.key(job, complete, wanted.operator, wanted.key)
-        return found | {"changes": self._changes.plan(job, wanted.operator, found["text"])}
+        state = self.browser.key(job, complete, wanted.operator, wanted.key)
+        return state | {"changes": self._changes.plan(job, wanted.operator, state["text"])}
 
     def _look_for_changes(self, request: Request, _: bytes) -> Any:
         return {"run": self._changes.look(self._job(request))}

@@ -59,8 +59,8 @@ class Run:
     error: str = ""
     hint: str = ""
 
-    def seen(self) -> dict[str, Any]:
-        """Return it for the page; the steps once it has ended."""
+    def to_page(self) -> dict[str, Any]:
+        """Return its data for the page; the steps once it has ended."""
         return {
             "operator": self.operator, "key": self.key, "start": self.start, "first_epoch": self.first_epoch,
             "state": self.state, "done": self.done, "total": self.total, "changes": self.changes,
@@ -97,9 +97,9 @@ class Changes:
             has_changed = Path(program.path).stat().st_mtime * 1000 > job.record.since_ms
         local_dir = [] if why or self.local_dir == default_local_dir() else ["--local-dir", str(self.local_dir)]
         # Else a key with a minus is taken for an option.
-        behind = ["--", key] if key.startswith("-") else [key, "--"] if why else [key]
-        whose = ["PROGRAM", uid, *behind, "ARGUMENTS"] if why else [job.name, uid, *behind]
-        command = shlex.join(["strandline", "history", "--from", "CHECKPOINT", *local_dir, *whose])
+        separated = ["--", key] if key.startswith("-") else [key, "--"] if why else [key]
+        names = ["PROGRAM", uid, *separated, "ARGUMENTS"] if why else [job.name, uid, *separated]
+        command = shlex.join(["strandline", "history", "--from", "CHECKPOINT", *local_dir, *names])
         if not why and not self.may_run:
             why = "the page is read-only, and runs no program"
         return {
@@ -155,7 +155,7 @@ class Changes:
     def look(self, job: Job) -> dict[str, Any] | None:
         """Return the last run, if it is one of a job."""
         with self._lock:
-            return self._run.seen() if self._run is not None and self._run.job == job.id else None
+            return self._run.to_page() if self._run is not None and self._run.job == job.id else None
 
     def cancel(self, job: Job | None = None) -> None:
         """End the run in progress, if it is one of a job, or of any; return when it is gone."""
@@ -172,11 +172,11 @@ class Changes:
 
     def _follow(self, run: Run, until_end: ExitStack) -> None:
         """Read what the process says, to its end."""
-        said: deque[str] = deque(maxlen=_MOST_LINES)
+        messages: deque[str] = deque(maxlen=_MOST_LINES)
         process = run.process
         assert process.stdout is not None
         assert process.stderr is not None
-        listening = threading.Thread(target=said.extend, args=(process.stderr,), name="strandline-ui-listen")
+        listening = threading.Thread(target=messages.extend, args=(process.stderr,), name="strandline-ui-listen")
         with until_end, process:
             listening.start()
             for line in process.stdout:
@@ -190,24 +190,24 @@ class Changes:
                 run.state = "done"
                 return
             run.state = "failed"
-            run.error, run.hint = self._why(code, said)
+            run.error, run.hint = self._why(code, messages)
 
     def _take(self, run: Run, line: str) -> None:
         data = _decoded(line)
         progress = data.get("progress")
-        with self._lock:
-            if isinstance(progress, dict):
+        if isinstance(progress, dict):
+            with self._lock:
                 run.done, run.total, run.changes = progress["done"], progress["total"], progress["changes"]
-            elif {"call", "before", "after"} <= data.keys():
-                run.steps.append(step_of(data))
+        elif {"call", "before", "after"} <= data.keys():
+            run.steps.append(step_of(data))
 
-    def _why(self, code: int, said: Sequence[str]) -> tuple[str, str]:
+    def _why(self, code: int, messages: Sequence[str]) -> tuple[str, str]:
         """Return the reason of a failure, and the next step."""
         if code == TIME_IS_UP:
             minutes = self.limit_s / 60
             return f"it was ended after {minutes:.2g} minutes", "begin with a newer checkpoint, or run it in a terminal"
-        _, found, error = "".join(said).rstrip().rpartition("error: ")
-        if not found or "\nTraceback " in error:
+        _, marker, error = "".join(messages).rstrip().rpartition("error: ")
+        if not marker or "\nTraceback " in error:
             # The last line of a traceback says what it is.
             last = error.rpartition("\n")[2]
             return f"its process ended with code {code}: {last}", "run it in a terminal, which shows all that it says"

@@ -51,11 +51,12 @@ def _parts(before: Any, after: Any) -> dict[str, Any]:
     parts = [_part(*each) for each in _leaves("", before, after)]
     changed = [each for each in parts if each["change"]]
     same = [each for each in parts if not each["change"]]
-    shown = (changed + same)[:_MOST_PARTS]
+    first = (changed + same)[:_MOST_PARTS]
+    changed_left_out = max(len(changed) - _MOST_PARTS, 0)
     return {
-        "shown": shown,
-        "changed_left_out": max(len(changed) - _MOST_PARTS, 0),
-        "same_left_out": len(parts) - len(shown) - max(len(changed) - _MOST_PARTS, 0),
+        "shown": first,
+        "changed_left_out": changed_left_out,
+        "same_left_out": len(parts) - len(first) - changed_left_out,
     }
 
 

@@ -81,7 +81,9 @@ function Progress({ run, isIts }) {
 
 function Result({ run }) {
   const { steps } = run;
-  const range = `From checkpoint ${number(run.start)}, epochs ${number(run.first_epoch)} to ${number(run.first_epoch + run.total - 1)}: ${plural(run.changes, "change")}.`;
+  const end = run.first_epoch + run.done;
+  const failed = run.done < run.total ? ` Epoch ${number(end)} failed again.` : "";
+  const range = `From checkpoint ${number(run.start)}, epochs ${number(run.first_epoch)} to ${number(end - 1)}: ${plural(run.changes, "change")}.${failed}`;
   if (!steps.length) return html`<${Empty} text=${`${range} An older checkpoint has more epochs after it.`} />`;
   const last = steps.findLastIndex((step) => step.rows.length);
   const left = run.changes - steps.length;
