@@ -5,7 +5,7 @@ import { ask, eventTime, html, moment, number, plural, useEffect, useState } fro
 
 const POLL_MS = 700;
 
-export function Changes({ id, found }) {
+export function Changes({ id, found, keys }) {
   const checkpoints = checkpointsOf(found);
   const [start, setStart] = useState(beforeLastChange(found, checkpoints));
   const [run, setRun] = useState(null);
@@ -53,7 +53,7 @@ export function Changes({ id, found }) {
       ${refusal ? html`<${Failure} of=${refusal} />` : ""}
       ${isIts && run.state === "failed" ? html`<${Failure} of=${run} />` : ""}
       ${isIts && run.state === "cancelled" ? html`<p class="note">It was cancelled: nothing is known of its epochs.</p>` : ""}
-      ${isIts && run.state === "done" ? html`<${Result} key=${`${run.start}/${run.changes}`} run=${run} />` : ""}
+      ${isIts && run.state === "done" ? html`<${Result} key=${`${run.start}/${run.changes}`} run=${run} keys=${keys} />` : ""}
     <//>
   `;
 }
@@ -79,11 +79,11 @@ function Progress({ run, isIts }) {
   return html`<p class="hint"><progress max=${run.total} value=${run.done} aria-label="Epochs that have run"></progress> ${number(run.done)} of ${plural(run.total, "epoch")}${whose} ${run.total === 1 ? "has" : "have"} run; ${plural(run.changes, "change")} found.</p>`;
 }
 
-function Result({ run }) {
+function Result({ run, keys }) {
   const { steps } = run;
   const end = run.first_epoch + run.done;
   const failed = run.done < run.total ? ` Epoch ${number(end)} failed again.` : "";
-  const range = `From checkpoint ${number(run.start)}, epochs ${number(run.first_epoch)} to ${number(end - 1)}: ${plural(run.changes, "change")}.${failed}`;
+  const range = `From checkpoint ${number(run.start)}, ${end - run.first_epoch === 1 ? "epoch" : `epochs ${number(run.first_epoch)} to`} ${number(end - 1)}: ${plural(run.changes, "change")}.${failed}`;
   if (!steps.length) return html`<${Empty} text=${`${range} An older checkpoint has more epochs after it.`} />`;
   const last = steps.findLastIndex((step) => step.rows.length);
   const left = run.changes - steps.length;
@@ -93,17 +93,19 @@ function Result({ run }) {
       <h3>What it last gave</h3>
       ${last < 0 ? html`<p>Nothing in these ${plural(steps.length, "step")}.</p>` : html`<p class="hint">${placeOf(steps[last])}</p><${Rows} step=${steps[last]} />`}
     </div>
-    <${Steps} steps=${steps} left=${left} />
+    <${Steps} steps=${steps} left=${left} keys=${keys} />
   `;
 }
 
 const placeOf = (step) => `epoch ${number(step.epoch)}, ${moment(step.now_ms)}`;
 
-const cause = (step) => (step.call === "epoch" ? plural(step.events.length + step.events_left_out, "event") : step.call === "on_timer" ? "a timer" : lineOf(step.events[0] || []));
+// The key is the same in all of them.
+const cause = (step, keys) =>
+  step.call === "epoch" ? plural(step.events.length + step.events_left_out, "event") : step.call === "on_timer" ? "a timer" : lineOf(step.events[0].filter(([name]) => !keys.includes(name)));
 
 const lineOf = (fields) => fields.map(([name, text]) => (name ? `${name} ${text ?? "null"}` : (text ?? "null"))).join(", ");
 
-function Steps({ steps, left }) {
+function Steps({ steps, left, keys }) {
   const [at, setAt] = useState(steps.length - 1);
   const [list, setList] = useState(null);
   const go = (to) => setAt(Math.min(Math.max(to, 0), steps.length - 1));
@@ -128,11 +130,11 @@ function Steps({ steps, left }) {
         <ol ref=${setList} role="listbox" tabindex="0" aria-label="Changes, oldest first" aria-activedescendant=${`step-${at}`}>
           ${steps.map(
             (step, index) => html`<li role="option" id=${`step-${index}`} aria-selected=${index === at} onClick=${() => setAt(index)}>
-              <b>${number(step.epoch)}</b> ${moment(step.now_ms)} <span>${cause(step)}</span>
+              <b>${number(step.epoch)}</b> ${moment(step.now_ms)} <span>${cause(step, keys)}</span>
             </li>`,
           )}
         </ol>
-        ${left ? html`<p class="hint">${plural(left, "earlier change is", "earlier changes are")} left out: begin with a newer checkpoint, or use a terminal.</p>` : ""}
+        ${left ? html`<p class="hint">${plural(left, "earlier change is", "earlier changes are")} left out; <code>strandline history</code> shows all in a terminal.</p>` : ""}
       </div>
       <${Step} step=${steps[at]} at=${at} count=${steps.length} />
     </div>

@@ -45,7 +45,7 @@ export function KeyView({ id, past, all }) {
 
 const Found = ({ id, found, keys }) => html`
   <${Facts} facts=${[...found.tables.filter((table) => table.kind === "timers").map(nextTimer), nextExpiry(found.tables)]} />
-  <${Changes} id=${id} found=${found} />
+  <${Changes} id=${id} found=${found} keys=${keys} />
   ${found.tables.map((table) => html`<${History} table=${table} keys=${keys} />`)}
 `;
 
