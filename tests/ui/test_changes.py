@@ -182,11 +182,11 @@ def test_each_change_of_a_key(asking: Asking, tills: Tills) -> None:
 
 
 def test_each_change_of_a_built_in_operator(asking: Asking) -> None:
-    asking.begin(2, operator="counts", key=["a,b"])
+    asking.begin(1, operator="counts", key=["a,b"], to=3)
     run = asking.outcome()
     assert (run["state"], run["error"]) == ("done", "")
-    assert [[event[-1] for event in step["events"]] for step in run["steps"]] == [[["amount", "4"]], [["amount", "5"]]]
-    assert [step["rows"][0]["fields"][-1] for step in run["steps"]] == [["amount", "9"], ["amount", "14"]]
+    assert [[event[-1] for event in step["events"]] for step in run["steps"]] == [[["amount", "3"]], [["amount", "4"]]]
+    assert [step["rows"][0]["fields"][-1] for step in run["steps"]] == [["amount", "5"], ["amount", "9"]]
 
 
 def test_a_cancel_ends_it_and_another_may_begin(asking: Asking, scratch: Path) -> None:

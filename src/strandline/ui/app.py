@@ -65,6 +65,8 @@ class _Changes(msgspec.Struct, forbid_unknown_fields=True):
     key: list[str]
     start: int
     """The number of the checkpoint with which the replay begins."""
+    to: int | None = None
+    """The last epoch that runs; None: the last that is recorded."""
 
 
 @dataclass
@@ -197,7 +199,7 @@ class Page:
     def _run_changes(self, request: Request, body: bytes) -> Any:
         self.browser.check()
         wanted, job = _decode(body, _Changes), self._job(request)
-        self._changes.start(job, wanted.operator, wanted.key, wanted.start)
+        self._changes.start(job, wanted.operator, wanted.key, wanted.start, wanted.to)
         return {"run": self._changes.look(job)}
 
     def _cancel_changes(self, request: Request, _: bytes) -> Any:

@@ -104,19 +104,22 @@ class Changes:
             why = "the page is read-only, and runs no program"
         return {
             "program": program.path if program is not None else "", "has_changed": has_changed, "why_not": why,
-            "command": command, "limit_minutes": self.limit_s / 60,
+            "command": command, "limit_minutes": self.limit_s / 60, "is_running": job.driver is not None,
         }  # fmt: skip
 
-    def start(self, job: Job, uid: str, texts: Sequence[str], start: int) -> None:
-        """Begin a run. Raises UnavailableError while another is in progress, and the errors of the checkpoint."""
+    def start(self, job: Job, uid: str, texts: Sequence[str], start: int, to: int | None = None) -> None:
+        """Begin a run, up to an epoch or the last that is recorded.
+
+        Raises UnavailableError while another is in progress, and the errors of the checkpoint.
+        """
         if not self._starting.acquire(blocking=False):
             raise UnavailableError("another history is about to be made", hint="try again when it has ended")
         try:
-            self._start(job, uid, texts, start)
+            self._start(job, uid, texts, start, to)
         finally:
             self._starting.release()
 
-    def _start(self, job: Job, uid: str, texts: Sequence[str], start: int) -> None:
+    def _start(self, job: Job, uid: str, texts: Sequence[str], start: int, to: int | None) -> None:
         last = self._run
         if last is not None and last.state == "running":
             raise UnavailableError(
@@ -136,7 +139,7 @@ class Changes:
             command = [
                 sys.executable, "-m", "strandline.cli.main", "history", "--json", "--progress", "--last",
                 str(_MOST_STEPS), "--from", snapshot.reading_url, "--directory", job.record.directory, "--local-dir",
-                str(self.local_dir), "--", job.name, uid, key,
+                str(self.local_dir), *([] if to is None else ["--to", str(to)]), "--", job.name, uid, key,
             ]  # fmt: skip
             # In a group of its own: a terminal sends Ctrl-C to the server's, and this process is to end behind it.
             process = subprocess.Popen(

@@ -25,10 +25,12 @@ export function Changes({ id, found, keys }) {
       clearInterval(timer);
     };
   }, [id, running]);
-  const { program, has_changed: hasChanged, why_not: whyNot, command, limit_minutes: limit } = found.changes;
+  const { program, has_changed: hasChanged, why_not: whyNot, command, limit_minutes: limit, is_running: isRunning } = found.changes;
   const origin = checkpoints.find((each) => each.checkpoint === start);
   const isIts = run !== null && run.operator === found.operator && JSON.stringify(run.key) === JSON.stringify(found.key);
-  const begin = async () => take(await ask(`api/jobs/${id}/changes`, { operator: found.operator, key: found.key, start }));
+  // A running job goes on while its program starts again: the end is the newest checkpoint that is shown.
+  const newest = checkpoints.length ? checkpoints.at(-1).epoch : 0;
+  const begin = async () => take(await ask(`api/jobs/${id}/changes`, { operator: found.operator, key: found.key, start, to: isRunning ? newest : null }));
   const cancel = async () => take(await ask(`api/jobs/${id}/changes/cancel`, {}));
   return html`
     <${Section} title="Each change" about="With the event that made it, and what it gave, between checkpoints.">
@@ -37,7 +39,7 @@ export function Changes({ id, found, keys }) {
         : checkpoints.length < 2
           ? html`<p class="note">This needs two checkpoints that are kept: the epochs between them run again.</p>`
           : html`
-              <p>Runs the job's own program, <code>${program}</code>, in a process of this machine: from checkpoint ${number(start)} over the epochs from ${number(origin.epoch + 1)} until the last that is recorded, ${number(checkpoints.at(-1).epoch)} or later. Sources are read again; nothing is written to sinks and checkpoints. It ends after ${number(limit)} minutes at most.</p>
+              <p>Runs the job's own program, <code>${program}</code>, in a process of this machine: from checkpoint ${number(start)} over the epochs ${number(origin.epoch + 1)} to ${number(newest)}${isRunning ? "" : ", and those that are recorded behind them"}. Sources are read again; nothing is written to sinks and checkpoints. It ends after ${number(limit)} minutes at most.</p>
               ${hasChanged ? html`<p class="neck held">The program's file has changed since the job was started: what runs is the new one.</p>` : ""}
               <div class="form choice">
                 <label>From checkpoint
@@ -82,8 +84,9 @@ function Progress({ run, isIts }) {
 function Result({ run, keys }) {
   const { steps } = run;
   const end = run.first_epoch + run.done;
+  const epochs = run.done > 1 ? `, epochs ${number(run.first_epoch)} to ${number(end - 1)}` : run.done ? `, epoch ${number(run.first_epoch)}` : "";
   const failed = run.done < run.total ? ` Epoch ${number(end)} failed again.` : "";
-  const range = `From checkpoint ${number(run.start)}, ${end - run.first_epoch === 1 ? "epoch" : `epochs ${number(run.first_epoch)} to`} ${number(end - 1)}: ${plural(run.changes, "change")}.${failed}`;
+  const range = `From checkpoint ${number(run.start)}${epochs}: ${plural(run.changes, "change")}.${failed}`;
   if (!steps.length) return html`<${Empty} text=${`${range} An older checkpoint has more epochs after it.`} />`;
   const last = steps.findLastIndex((step) => step.rows.length);
   const left = run.changes - steps.length;
