@@ -39,7 +39,7 @@ export function Changes({ id, found, keys }) {
         : checkpoints.length < 2
           ? html`<p class="note">This needs two checkpoints that are kept: the epochs between them run again.</p>`
           : html`
-              <p>Runs the job's own program, <code>${program}</code>, in a process of this machine: from checkpoint ${number(start)} over the epochs ${number(origin.epoch + 1)} to ${number(newest)}${isRunning ? "" : ", and those that are recorded behind them"}. Sources are read again; nothing is written to sinks and checkpoints. It ends after ${number(limit)} minutes at most.</p>
+              <p>Runs the job's own program, <code>${program}</code>, in a process of this machine: from checkpoint ${number(start)} over ${origin.epoch + 1 === newest ? "" : `epoch ${number(origin.epoch + 1)} to `}epoch ${number(newest)}${isRunning ? "" : ", and what is recorded behind it"}. Sources are read again; nothing is written to sinks and checkpoints. It ends after ${number(limit)} minutes at most.</p>
               ${hasChanged ? html`<p class="neck held">The program's file has changed since the job was started: what runs is the new one.</p>` : ""}
               <div class="form choice">
                 <label>From checkpoint
