@@ -26,8 +26,8 @@ _LAST_SUB = _NUMBERS.encode_sub(_LAST)
 
 
 @dataclass(frozen=True)
-class Found:
-    """Keys, and the rows that are not in full chunks."""
+class LastChunks:
+    """The last chunks of some keys."""
 
     encoded: Sequence[bytes]
     full: Numbers
@@ -54,39 +54,39 @@ class Chunks:
         self._table = EntryTable(self.name, backend, cache_bytes, _NUMBERS)
         return self._table
 
-    def find(self, encoded: Sequence[bytes]) -> Found:
+    def find(self, encoded: Sequence[bytes]) -> LastChunks:
         """Read the last chunk of each of some keys."""
         full, last = self._read([key + _LAST_SUB for key in encoded])
-        return Found(encoded, full, last)
+        return LastChunks(encoded, full, last)
 
-    def whole(self, found: Found, chosen: Numbers) -> Bag:
+    def whole(self, ends: LastChunks, chosen: Numbers) -> Bag:
         """Return all rows of those keys for which `chosen` is true."""
-        last = found.last.of_keys(chosen)
-        keys = np.flatnonzero(chosen & (found.full > 0))
+        last = ends.last.of_keys(chosen)
+        keys = np.flatnonzero(chosen & (ends.full > 0))
         if not len(keys):
             return last
-        of_chunk = np.repeat(keys, found.full[keys])
-        subs = [_NUMBERS.encode_sub(number) for number in range(int(found.full[keys].max()) + 1)]
-        names = [found.encoded[key] + sub for key in keys.tolist() for sub in subs[1 : found.full[key] + 1]]
+        of_chunk = np.repeat(keys, ends.full[keys])
+        subs = [_NUMBERS.encode_sub(number) for number in range(int(ends.full[keys].max()) + 1)]
+        names = [ends.encoded[key] + sub for key in keys.tolist() for sub in subs[1 : ends.full[key] + 1]]
         _, rows = self._read(names)
         return Bag(of_chunk[rows.of_key], rows.rows, rows.counts).plus(last)
 
-    def append(self, found: Found, added: Bag) -> None:
+    def append(self, ends: LastChunks, added: Bag) -> None:
         """Add rows of keys."""
         keys = np.unique(added.of_key)
-        touched = np.zeros(len(found.full), bool)
+        touched = np.zeros(len(ends.full), bool)
         touched[keys] = True
-        self._write(found.encoded, keys, found.full[keys], found.last.of_keys(touched).plus(added))
+        self._write(ends.encoded, keys, ends.full[keys], ends.last.of_keys(touched).plus(added))
 
-    def replace(self, found: Found, chosen: Numbers, rows: Bag) -> None:
+    def replace(self, ends: LastChunks, chosen: Numbers, rows: Bag) -> None:
         """Put these rows in place of all rows of the chosen keys."""
         keys = np.flatnonzero(chosen)
-        self._write(found.encoded, keys, np.zeros(len(keys), np.int64), rows)
-        left = np.bincount(rows.of_key, minlength=len(found.full))
+        self._write(ends.encoded, keys, np.zeros(len(keys), np.int64), rows)
+        left = np.bincount(rows.of_key, minlength=len(ends.full))
         gone = [
-            found.encoded[key] + _NUMBERS.encode_sub(number)
+            ends.encoded[key] + _NUMBERS.encode_sub(number)
             for key in keys.tolist()
-            for number in range(left[key] // CHUNK + 1 if left[key] else _LAST, found.full[key] + 1)
+            for number in range(left[key] // CHUNK + 1 if left[key] else _LAST, ends.full[key] + 1)
         ]
         self._table.put(self._table.find(gone), [None] * len(gone))
 

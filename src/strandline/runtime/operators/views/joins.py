@@ -99,40 +99,40 @@ class Joining(EpochOperator):
             result = result.summed(self._result)
         return change_rows(self._result, result)
 
-    def _side(self, side: int, keys: BatchKeys, own: _Added, other: _Added, scope: Scope) -> _Side:
+    def _side(self, side: int, keys: BatchKeys, change: _Added, other: _Added, scope: Scope) -> _Side:
         """Add the changes of one side to its state."""
-        name, kind, added, count = _SIDES[side], self._kinds[side], own.rows, len(keys)
+        name, kind, added, count = _SIDES[side], self._kinds[side], change.rows, len(keys)
         where = f"operator '{scope.uid}', the {name} rows"
         if self.ttl_ms is not None:
-            return self._expiring_side(name, kind, keys, own, where)
+            return self._expiring_side(name, kind, keys, change, where)
         chunks = self._chunks[name]
-        found = chunks.find(keys.encoded)
+        ends = chunks.find(keys.encoded)
         has_less, is_asked = np.zeros(count, bool), np.zeros(count, bool)
         has_less[added.of_key[added.counts < 0]] = True
         # All rows of a key count if the other side changes, or if some are taken back.
         is_asked[other.rows.of_key] = True
         is_asked |= has_less
-        before = chunks.whole(found, is_asked)
+        before = chunks.whole(ends, is_asked)
         after = before.plus(added.of_keys(is_asked))
-        had = found.has_rows
+        had = ends.has_rows
         has = had.copy()
         has[added.of_key] = True
-        chunks.append(found, added.of_keys(~has_less))
+        chunks.append(ends, added.of_keys(~has_less))
         if has_less.any():
             after = after.of_keys(~has_less).plus(after.of_keys(has_less).summed(kind))
             refuse_absent(after, where)
             has[has_less] = np.bincount(after.of_key, minlength=count)[has_less] > 0
-            chunks.replace(found, has_less, after.of_keys(has_less))
+            chunks.replace(ends, has_less, after.of_keys(has_less))
         return _Side(kind, added, before, after, had, has)
 
-    def _expiring_side(self, name: str, kind: RowType, keys: BatchKeys, own: _Added, where: str) -> _Side:
-        state, added, count = vars(self)[name], own.rows, len(keys)
+    def _expiring_side(self, name: str, kind: RowType, keys: BatchKeys, change: _Added, where: str) -> _Side:
+        state, added, count = vars(self)[name], change.rows, len(keys)
         before = from_state(state.get_many(keys), kind)
         after = before.plus(added)
         if len(added) and added.counts.min() < 0:
             after = after.summed(kind).there()
             added = before.negated().plus(after).summed(kind)
-        changed = np.unique(own.touched)
+        changed = np.unique(change.touched)
         if len(changed):
             state.put_many(keys.take(changed), to_state(after, count, where).take(pa.array(changed)))
         had, has = (np.bincount(bag.of_key, minlength=count) > 0 for bag in (before, after))

@@ -70,31 +70,31 @@ class Top(EpochOperator):
             after, is_of_before = before.plus(added.ones()), True
         # State is in order, so that rows that are equal in it keep their places.
         order, numbers = self._numbered(after)
-        shown = self._shown(len(after), order, numbers)
-        kept = after.take(order[shown[order] > 0] if self._appends else order)
+        places = self._places(len(after), order, numbers)
+        kept = after.take(order[places[order] > 0] if self._appends else order)
         changed = self._written(np.unique(added.of_key), count)
         values = to_state(kept, count, f"operator '{scope.uid}'")
         state.put_many(keys.take(changed), values.take(pa.array(changed)))
-        shown_before = self._shown(len(before), *self._numbered(before))
+        places_before = self._places(len(before), *self._numbered(before))
         if is_of_before:
             # The first rows are those of before: where one keeps its number, nothing is looked at.
-            is_same = shown[: len(before)] == shown_before
-            shown[: len(before)][is_same] = shown_before[is_same] = 0
-        difference = self._with_numbers(before, shown_before).negated().plus(self._with_numbers(after, shown))
+            is_same = places[: len(before)] == places_before
+            places[: len(before)][is_same] = places_before[is_same] = 0
+        difference = self._with_numbers(before, places_before).negated().plus(self._with_numbers(after, places))
         # A row that takes the only place of a key is before the one that had it, and so another.
         is_sum = is_of_before and self._count == 1 and self._numbering == "row_number"
         return change_rows(self.result, difference if is_sum else difference.summed(self.result))
 
-    def _shown(self, size: int, order: Numbers, numbers: Numbers) -> Numbers:
+    def _places(self, size: int, order: Numbers, numbers: Numbers) -> Numbers:
         """Return the number of each row of a bag; 0 for those that are not among the first."""
-        shown = np.zeros(size, np.int64)
-        shown[order] = numbers if self._count is None else np.where(numbers <= self._count, numbers, 0)
-        return shown
+        places = np.zeros(size, np.int64)
+        places[order] = numbers if self._count is None else np.where(numbers <= self._count, numbers, 0)
+        return places
 
-    def _with_numbers(self, bag: Bag, shown: Numbers) -> Bag:
+    def _with_numbers(self, bag: Bag, places: Numbers) -> Bag:
         """Return the rows of a bag that have a number, with it."""
-        at = np.flatnonzero(shown)
-        columns = [*bag.rows.take(pa.array(at)).flatten(), pa.array(shown[at].astype(np.int32))]
+        at = np.flatnonzero(places)
+        columns = [*bag.rows.take(pa.array(at)).flatten(), pa.array(places[at].astype(np.int32))]
         rows = pa.StructArray.from_arrays(columns, fields=list(self.result.arrow))
         return Bag(bag.of_key[at], rows, bag.counts[at])
 
