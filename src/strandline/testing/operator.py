@@ -251,18 +251,21 @@ class Partitions:
         return each.task.store.timers_of(group, key)
 
     def parse_key(self, text: str) -> Any:
-        """Return the key that a text means: plain text, or JSON for a key of several columns."""
+        """Return the key that a text means, as functions see it: plain text, or JSON for a key of several columns."""
         if len(self._key_types) == 1:
-            return from_text(text, self._key_types[0])
+            return self._coerced(from_text(text, self._key_types[0]))
         parts = json.loads(text)
-        return tuple(from_json(part, kind) for part, kind in zip(parts, self._key_types, strict=True))
+        return self._coerced(tuple(from_json(part, kind) for part, kind in zip(parts, self._key_types, strict=True)))
 
-    def _find(self, key: Any) -> tuple[Any, KeyGroup, _OpenPartition]:
+    def _coerced(self, key: Any) -> Any:
         try:
-            key = self._keys.coerce(key)
+            return self._keys.coerce(key)
         except StateTypeError as error:
             message = f"operator '{self.program.uid}': {error.message}"
             raise StateTypeError(message, hint=error.hint, **error.fields) from None
+
+    def _find(self, key: Any) -> tuple[Any, KeyGroup, _OpenPartition]:
+        key = self._coerced(key)
         group = key_group(self._parts(key), self._key_types, self.program.max_parallelism)
         return key, group, self._partitions[self._partition(group)]
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from strandline.core.errors import ConfigurationError
-from strandline.spark.views.catalyst import Catalyst, Expression
+from strandline.spark.views.catalyst import Catalyst, Expression, kind_of
 from strandline.types.datatypes import ArrayType, DataType, Field, MapType, StructType, parse_type
 
 KEY = "__strandline_key"
+_SIDE = "side"
+_BETWEEN = "'\\n'"
+"""Of a value as JSON and as text."""
+_NORMALIZED = ("KnownFloatingPointNormalized", "NormalizeNaNAndZero")
 
 
 def join_key_of(
@@ -32,8 +36,34 @@ def key_of(catalyst: Catalyst, keys: Sequence[Expression], side: int | None = No
             condition = catalyst.either(condition, catalyst.is_null(key))
         if condition is not None:
             number = catalyst.if_(condition, catalyst.sql(str(side)), number)
-        fields.append(("side", number))
+        fields.append((_SIDE, number))
     return catalyst.struct(fields)
+
+
+def names_in(catalyst: Catalyst, key: Expression) -> list[str] | None:
+    """Return what the query calls the values of a key; None for the key of another operator, as it is."""
+    if kind_of(key) == "AttributeReference":
+        return None if key.name() == KEY else [key.name()]
+    if kind_of(key) != "CreateNamedStruct":
+        return [_name_of(catalyst, key)]
+    parts = catalyst.items(key.children())
+    fields = zip(parts[::2], parts[1::2], strict=True)
+    return [_name_of(catalyst, value) for name, value in fields if str(name.value().toString()) != _SIDE]
+
+
+def _name_of(catalyst: Catalyst, value: Expression) -> str:
+    """Return the column that a value of a key is made of, or SQL if it is computed."""
+    kind = kind_of(value)
+    if kind == "AttributeReference":
+        return str(value.name())
+    if kind in _NORMALIZED:
+        return _name_of(catalyst, value.child())
+    if kind == "Concat":
+        parts = catalyst.items(value.children())
+        if len(parts) == 3 and parts[1].sql() == _BETWEEN:
+            # As `_comparable` makes it: the last part is the value as text.
+            return _name_of(catalyst, parts[2].child())
+    return str(value.sql())
 
 
 def check_type(column: Expression) -> None:
@@ -91,4 +121,4 @@ def _comparable(catalyst: Catalyst, key: Expression) -> Expression:
     # JSON tells texts apart, and the other one times and numbers.
     json = catalyst.call("to_json", catalyst.struct([("v", key)]))
     text = catalyst.cast(key, "string")
-    return catalyst.call("concat", json, catalyst.sql("'\\n'"), text)
+    return catalyst.call("concat", json, catalyst.sql(_BETWEEN), text)
