@@ -9,11 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from strandline.backends.base import Backend, Entry
+from strandline.format.keys import KeyCodec
 from strandline.runtime.state.table import KeyEntries, KeysToRead, StateTable
 
 Numbers = np.ndarray[Any, Any]
@@ -219,6 +221,11 @@ class VectorTable(StateTable[list[Writes]]):
             for number, value in zip(absent, stored, strict=True):
                 values[number] = value
         return [[] if value is None else [(None, value)] for value in values]
+
+    def some_keys(self, codec: KeyCodec, most: int) -> list[bytes]:
+        live = list(islice(self._slots.index, most))
+        stored = [] if self._holds_all else [key for key, _ in islice(self._backend.scan(self.name), most)]
+        return list(dict.fromkeys([*stored, *live]))[:most]
 
     def evict(self) -> None:
         self._drop_written()
