@@ -1,4 +1,4 @@
-"""The state in a job's snapshots: tables, rows, SQL, and one key through all retained checkpoints and now."""
+"""The state in a job's snapshots: tables, rows, SQL, and one key through all retained checkpoints; and what there is now."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from strandline.snapshot.tools.comparison import KeyDiff
 from strandline.snapshot.tools.diff import diff_snapshots
 from strandline.types.jsonforms import to_json
 from strandline.ui.jobs import Job
+from strandline.ui.living import TIMEOUT_S, first_keys, one_key
 
 _MOST_ROWS = 200
 _MOST_POINTS = 2000
@@ -34,7 +35,6 @@ _MOST_CHARS = 500
 _MOST_CHECKPOINTS = 12
 _MOST_KEYS = 50
 """Of one state that differ."""
-_TIMEOUT_S = 10.0
 
 
 @dataclass
@@ -68,6 +68,12 @@ class Browser:
         with pinned_snapshot(url, self.options) as snapshot, StateReader() as reader:
             table = find_table(snapshot, name)
             return _result(snapshot, table.schema, reader.rows(table))
+
+    def living_rows(self, driver: Driver, table: str, partition: str, key: Sequence[str]) -> dict[str, Any]:
+        """Return some keys of a running job's state with their values, or those of one key."""
+        self._check()
+        listed = one_key(driver, table, key) if key else first_keys(driver, table, partition)
+        return {**listed, "rows": [[*map(_cell, row)] for row in listed["rows"]]}
 
     def query(self, url: str, sql: str) -> dict[str, Any]:
         """Return the first rows of a SELECT over a snapshot's tables."""
@@ -149,7 +155,7 @@ def _now(driver: Driver, table: str, key: Any, columns: int) -> dict[str, Any]:
     plain = to_json(key)
     text = plain if columns == 1 and isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
     try:
-        answer = call(driver, LOOKUP, LookUp(table, [text]), timeout_s=_TIMEOUT_S)
+        answer = call(driver, LOOKUP, LookUp(table, [text]), timeout_s=TIMEOUT_S)
     except StrandlineError as error:
         return {"error": error.message}
     return {"epoch": answer.epoch, "value": None if answer.values[0] is None else _cell(answer.values[0])}
