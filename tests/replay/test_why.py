@@ -307,8 +307,7 @@ def test_dead_letters_windows_of_windows_and_views(spark: Any, tmp_path: Path, l
     assert (total.key, total.row and total.row["card"]) == ({"card": "a"}, "a")
     assert [each["card"] for change in found.history for each in change.event] == ["a", "a"]
     recorded = find_recorded(jobdir_of(job), "start", None, {})
-    for text in ("a", '{"card": "a"}', '{"k0": "a"}'):
-        assert [*history_of(job, recorded, total.name, text)] == [*found.history]
+    assert [*history_of(job, recorded, total.name, '{"card": "a"}')] == [*found.history]
     assert "which of them it was made of is not known" in last_of(found).notes[0]
     with pytest.raises(ConfigurationError, match=r"the condition 'card = 1': \[CAST_INVALID_INPUT\]"):
         explain(job, "counts", "card = 1")
@@ -323,11 +322,11 @@ def test_the_keys_of_views_are_columns_of_the_query(spark: Any, tmp_path: Path, 
         return key
 
     two = key_of("SELECT card, amount, count(*) AS n FROM a GROUP BY card, amount")
-    assert two.names == ["card", "amount"]
-    assert two.row({"__strandline_key": {"k0": "x", "k1": 1.5}, "n": 1}) == {"card": "x", "amount": 1.5, "n": 1}
-    for text in ('["x", 1.5]', '{"amount": 1.5, "card": "x"}'):
-        assert json.loads(two.parse(text)) == {"k0": "x", "k1": 1.5}
-    assert key_of("SELECT upper(card) AS big, count(*) AS n FROM a GROUP BY upper(card)").names == ["upper(card)"]
+    assert two.names == ["amount", "card"]
+    assert two.row({"__strandline_key": {"k0": 1.5, "k1": "x"}, "n": 1}) == {"amount": 1.5, "card": "x", "n": 1}
+    for text in ('[1.5, "x"]', '{"card": "x", "amount": 1.5}', '{"k0": 1.5, "k1": "x"}'):
+        assert json.loads(two.parse(text)) == {"k0": 1.5, "k1": "x"}
+    assert key_of("SELECT upper(card) AS big, count(*) AS n FROM a GROUP BY upper(card)").names == ["Upper(a.card)"]
     # An array is no key: it is one as text.
     assert key_of("SELECT tags, count(*) AS n FROM a GROUP BY tags").names == ["tags"]
     ranked = "SELECT card, amount, row_number() OVER (PARTITION BY card ORDER BY amount) AS n FROM a"

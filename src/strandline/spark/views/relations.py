@@ -151,7 +151,7 @@ class Rows:
     def key_names(self) -> list[str] | None:
         """What the query calls the values of the rows' key; None if an operator above has made it, or there is none."""
         name, key = self.columns[0]
-        names = names_in(self.catalyst, key) if name == KEY else None
+        names = names_in(self.catalyst, key, self.relation.columns) if name == KEY else None
         return None if names is None else [*unlike(names)]
 
     def node(self) -> FrameStep:
