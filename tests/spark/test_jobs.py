@@ -372,8 +372,8 @@ def test_a_running_job_is_looked_into(spark: Any, case: Case, monkeypatch: pytes
         assert (dict(zip(listed.keys, listed.values, strict=True)), listed.epoch, listed.has_more) == (
             {("ann",): 2, ("bob",): 1}, wanted.epoch, False,
         )  # fmt: skip
-        by_partition = [run.first_keys("count.seen", 10, partition=at).keys for at in (0, 1)]
-        assert sorted(sum(by_partition, [])) == [("ann",), ("bob",)]
+        by_partition = [key for at in (0, 1) for key in run.first_keys("count.seen", 10, partition=at).keys]
+        assert sorted(by_partition) == [("ann",), ("bob",)]
         assert "count.seen" in [
             each.table for each in call(find_driver(case.local_dir, "small"), TABLES, NoArguments()).tables
         ]

@@ -53,14 +53,14 @@ def lookup(
 
 
 def _list_keys(driver: Driver, wanted: ListKeys, *, as_json: bool) -> None:
-    listed = call(driver, LIST_KEYS, wanted, timeout_s=STATUS_TIMEOUT_S)
+    answer = call(driver, LIST_KEYS, wanted, timeout_s=STATUS_TIMEOUT_S)
     if as_json:
-        for key, value in zip(listed.keys, listed.values, strict=True):
+        for key, value in zip(answer.keys, answer.values, strict=True):
             plain = key[0] if len(key) == 1 else key
-            print_json({"table": listed.table, "epoch": listed.epoch, "key": plain, "value": value})
+            print_json({"table": answer.table, "epoch": answer.epoch, "key": plain, "value": value})
         return
-    output = Table(*listed.columns, "value", is_data=True)
-    for key, value in zip(listed.keys, listed.values, strict=True):
+    output = Table(*answer.columns, "value", is_data=True)
+    for key, value in zip(answer.keys, answer.values, strict=True):
         output.add(*(part if isinstance(part, str) else json_text(part) for part in key), json_text(value))
     output.print()
-    say(f"as of epoch {listed.epoch}{'; there may be more keys' if listed.has_more else ''}")
+    say(f"as of epoch {answer.epoch}{'; there may be more keys' if answer.has_more else ''}")

@@ -125,9 +125,9 @@ class LookupTable:
             raise NotFoundError(
                 f"operator '{self.uid}' has no partition {partition}", hint=f"it has 0 to {len(partitions) - 1}"
             )
-        asked = partitions if partition is None else [Partition(partition)]
-        request = LookupRequest(state=self._state.name, keys=[], now_us=now_us, most=-(-most // len(asked)))
-        return dict.fromkeys(asked, request)
+        partitions = partitions if partition is None else [Partition(partition)]
+        request = LookupRequest(state=self._state.name, keys=[], now_us=now_us, most=-(-most // len(partitions)))
+        return dict.fromkeys(partitions, request)
 
     def read_first(self, most: int, answers: Mapping[Partition, LookupEntries]) -> FirstKeys:
         """Return the keys in the answers to `first_requests`, by partition, and their values."""

@@ -92,10 +92,10 @@ class QueryKey:
 
     def row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return a row with these columns in place of the key."""
-        shown: dict[str, Any] = {}
+        columns: dict[str, Any] = {}
         for name, value in row.items():
-            shown |= self.columns(value) if name == KEY else {name: value}
-        return shown
+            columns |= self.columns(value) if name == KEY else {name: value}
+        return columns
 
     def parse(self, text: str) -> str:
         """Return the text of a key for its operator: plain text, a JSON list, or JSON by the names of the columns."""

@@ -1,4 +1,4 @@
-"""The state in a job's snapshots: tables, rows, SQL, and one key through all retained checkpoints; and what there is now."""
+"""The state in a job's snapshots: tables, rows, SQL, and one key through all retained checkpoints and now."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class Browser:
     def living_rows(self, driver: Driver, table: str, partition: str, key: Sequence[str]) -> dict[str, Any]:
         """Return some keys of a running job's state with their values, or those of one key."""
         self._check()
-        listed = one_key(driver, table, key) if key else first_keys(driver, table, partition)
-        return {**listed, "rows": [[*map(_cell, row)] for row in listed["rows"]]}
+        answer = one_key(driver, table, key) if key else first_keys(driver, table, partition)
+        return {**answer, "rows": [[*map(_cell, row)] for row in answer["rows"]]}
 
     def query(self, url: str, sql: str) -> dict[str, Any]:
         """Return the first rows of a SELECT over a snapshot's tables."""

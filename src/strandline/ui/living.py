@@ -30,9 +30,9 @@ def first_keys(driver: Driver, table: str, partition: str) -> dict[str, Any]:
     if partition and not partition.isdecimal():
         raise ConfigurationError(f"'{partition}' is no number of a partition")
     wanted = ListKeys(table, _MOST_KEYS, int(partition) if partition else None)
-    listed = call(driver, LIST_KEYS, wanted, timeout_s=TIMEOUT_S)
-    rows = [[*key, value] for key, value in zip(listed.keys, listed.values, strict=True)]
-    return _result(listed.epoch, listed.columns, rows, has_more=listed.has_more)
+    answer = call(driver, LIST_KEYS, wanted, timeout_s=TIMEOUT_S)
+    rows = [[*key, value] for key, value in zip(answer.keys, answer.values, strict=True)]
+    return _result(answer.epoch, answer.columns, rows, has_more=answer.has_more)
 
 
 def one_key(driver: Driver, table: str, texts: Sequence[str]) -> dict[str, Any]:

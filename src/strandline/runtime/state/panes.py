@@ -244,7 +244,7 @@ class PaneTable(StateTable[PaneChanges]):
         panes = [*list(self.panes.values()), *list(self._gone.values())]
         held = [batch for pane in panes for batch in (*pane.clean, *pane.dirty)]
         held += [batch for layer in self._inflight for _, batches in list(layer.added.values()) for batch in batches]
-        keys: set[bytes] = set()
+        held, keys = [batch for batch in held if batch.num_rows], set[bytes]()
         if held:
             # Of a key, a batch has at most one row.
             groups = np.concatenate([batch.column(0).to_numpy() for batch in held])
@@ -252,14 +252,14 @@ class PaneTable(StateTable[PaneChanges]):
             for batch in held:
                 keys.update(self._keys_of(batch.filter(pc.less_equal(batch.column(0), pa.scalar(last[0]))), codec))
         stored = iter(()) if self._holds_all else self._backend.scan(self.name)
-        found: set[bytes] = set()
+        stored_keys: set[bytes] = set()
         for key, value in stored:
             group, end, _ = parts_of(key)
             if end != MARK_END:
-                found.update(self._keys_of(self._decode(group, value), codec))
-            if len(found) >= most:
+                stored_keys.update(self._keys_of(self._decode(group, value), codec))
+            if len(stored_keys) >= most:
                 break
-        return sorted(keys | found)[:most]
+        return sorted(keys | stored_keys)[:most]
 
     def _keys_of(self, rows: pa.RecordBatch, codec: KeyCodec) -> list[bytes]:
         return codec.encode_arrow(rows.column(0), rows.columns[1 : 1 + len(codec.types)])

@@ -11,6 +11,7 @@ stays dirty, and each freeze is a copy, which reads can skip.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from threading import Semaphore
@@ -183,9 +184,13 @@ class ObjectTable(StateTable[dict[Any, Any]]):
     def some_keys(self, codec: KeyCodec, most: int) -> list[bytes]:
         # Layers before the backend, as in `kept`. A list of a dict is made at once, whatever the other thread does.
         layers = [self._dirty, *self._inflight[::-1]]
-        unwritten = [key for layer in layers for key in list(islice(layer, most))]
+        unwritten: list[bytes] = []
+        for key in [key for layer in layers for key in list(islice(layer, most))]:
+            # The key group of one that was written meanwhile may be forgotten: the backend has it.
+            with suppress(KeyError):
+                unwritten.append(self._encoded_key(key))
         stored = [] if self._holds_all else first_keys(self._backend, self.name, codec, most)
-        return list(dict.fromkeys([*stored, *map(self._encoded_key, unwritten)]))[:most]
+        return list(dict.fromkeys([*stored, *unwritten]))[:most]
 
     def _encoded_key(self, key: Any) -> bytes:
         """Return the bytes of a key that a layer has."""

@@ -274,13 +274,13 @@ class TimerTable(StateTable[TimerChanges]):
     def some_keys(self, codec: KeyCodec, most: int) -> list[bytes]:
         """Return the keys of the first key groups: `kept` reads all timers of the key groups of its keys."""
         keys = {timer[8:] for layer in self._layers() for timer in list(layer.changes)}
-        found: set[bytes] = set()
+        stored_keys: set[bytes] = set()
         if not self._holds_all:
             for entry, _ in islice(self._backend.scan(self.name), 10 * _CHUNK):
-                found.add(_timer(entry)[8:])
-                if len(found) == most:
+                stored_keys.add(_timer(entry)[8:])
+                if len(stored_keys) == most:
                     break
-        return sorted(keys | found)[:most]
+        return sorted(keys | stored_keys)[:most]
 
     @property
     def dirty_bytes(self) -> int:
