@@ -149,7 +149,7 @@ class Rows:
 
     @property
     def key_names(self) -> list[str] | None:
-        """Names in the query of the values of the rows' key; None if there is none, or an operator above has made it."""
+        """Names of the key's values in the query; None without a key, or if an operator above has made it."""
         name, key = self.columns[0]
         names = names_in(self.catalyst, key, self.relation.columns) if name == KEY else None
         return None if names is None else [*unlike(names)]
