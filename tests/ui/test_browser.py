@@ -135,6 +135,15 @@ def test_state_sql_and_a_key(chromium: Any, shop: Shop) -> None:
     here.page.wait_for_selector(".plot canvas")
     here.check("a plot")
     shoot(here, "state-1280-light", 1160)
+    here.page.select_option("select[name=snapshot]", "now")
+    here.page.wait_for_selector("text=SQL and all rows are of checkpoints")
+    here.page.wait_for_selector("text=as of epoch")
+    here.check("state")
+    assert len(here.page.query_selector_all("section:last-of-type tbody tr")) > 10
+    here.page.fill("input[name=customer]", "c-0")
+    here.page.click("text=Look up")
+    here.page.wait_for_selector("text=1 key as of epoch")
+    assert here.page.inner_text("section:last-of-type tbody td") == "c-0"
     open_view(here, "key", "input[name=customer]")
     here.page.fill("input[name=customer]", "c-0")
     here.page.click("text=Look up")

@@ -76,3 +76,17 @@ def test_an_epoch_that_is_given_up(bench: Operator, monkeypatch: pytest.MonkeyPa
     bench.epoch_of([lefts(4, 5)], abort=True)
     bench.epoch_of([lefts(*range(1, 4), weight=-1)], abort=True)
     assert chunks_of(bench) == {0: (1, [3]), 1: (0, [1, 2])}
+
+
+def test_keys_are_listed(bench: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "CHUNK", 2)
+    rows = [((each, 1), None, (key,)) for key in (1, 2, 3) for each in range(5)]
+    bench.epoch_of([rows[:10]])
+    bench.write(bench.freeze())
+    bench.keep_nothing_in_memory(True)
+    bench.epoch_of([rows[10:]])
+    codec = bench.task.store.keys.codec
+    keys = bench.task.store.some_keys("left", 10)
+    assert sorted(codec.decode(key)[1] for key in keys) == [(1,), (2,), (3,)]
+    assert len(bench.task.store.some_keys("left", 2)) == 2
+    assert [len(entries) for entries in bench.task.store.kept("left", keys)] == [3, 3, 3]

@@ -19,7 +19,7 @@ from strandline.plan.graph import Node, OperatorNode, PartialNode
 from strandline.plan.pipeline import Operator
 from strandline.replay.breaks import Breaks, Call, StateView, is_key
 from strandline.replay.engine import EpochOutput
-from strandline.replay.keys import keys_in
+from strandline.replay.keys import QueryKey, keys_in
 from strandline.replay.recorded import Recorded
 from strandline.replay.session import Replay
 from strandline.runtime.builtin import BuiltinOperator
@@ -68,7 +68,9 @@ def history_of(
         uid, name = find_state(run.operators, state)
         operator = run.operator(uid)
         if not has_calls(operator):
-            yield from changes_by_epoch(run, operator, run.run.find(uid).parse_key(key))
+            query_key = QueryKey.of(operator.node)
+            text = key if query_key is None else query_key.parse(key)
+            yield from changes_by_epoch(run, operator, run.run.find(uid).parse_key(text))
             return
         names = [name] if name else [*operator.declared]
         for change in changes_by_call(run, breaks, uid, names, _is_of(key, run.run.find(uid))):
@@ -175,14 +177,18 @@ def event_node(operator: Operator) -> Node | None:
 
 
 def _events_of(output: EpochOutput, operator: Operator, key: Any) -> list[dict[str, Any]]:
-    """Return the events of a key in an epoch, without hidden columns; of a join, without the empty side."""
-    node, keys = event_node(operator), operator.node.keys
+    """Return the events of a key in an epoch, without hidden columns; of a join, without the empty side.
+
+    The key of a view's operator is in the columns of the query.
+    """
+    node, keys, query_key = event_node(operator), operator.node.keys, QueryKey.of(operator.node)
     rows = None if node is None else output.nodes.get(node)
     if node is None or rows is None or not {*keys} <= {*rows.schema.names}:
         return []
     names = [name for name in node.columns.names if name in rows.schema.names]
     of_key = rows.filter(_has_key(operator.node, rows, key)).to_pylist()
-    return [{name: row[name] for name in names if row[name] is not None} for row in of_key]
+    events = [{name: row[name] for name in names if row[name] is not None} for row in of_key]
+    return events if query_key is None else [*map(query_key.row, events)]
 
 
 def _rows_of(output: EpochOutput, operator: Operator, key: Any) -> tuple[dict[str, Any], ...]:

@@ -271,12 +271,15 @@ class Partitions:
                 operator=self.program.uid,
             ) from None
 
-    def _find(self, key: Any) -> tuple[Any, KeyGroup, _OpenPartition]:
+    def _coerced(self, key: Any) -> Any:
         try:
-            key = self._keys.coerce(key)
+            return self._keys.coerce(key)
         except StateTypeError as error:
             message = f"operator '{self.program.uid}': {error.message}"
             raise StateTypeError(message, hint=error.hint, **error.fields) from None
+
+    def _find(self, key: Any) -> tuple[Any, KeyGroup, _OpenPartition]:
+        key = self._coerced(key)
         group = key_group(self._parts(key), self._key_types, self.program.max_parallelism)
         return key, group, self._partitions[self._partition(group)]
 

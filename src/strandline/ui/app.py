@@ -18,6 +18,7 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from strandline.control.client import Driver
 from strandline.control.driverlog import read_entries
 from strandline.control.events import drivers_of
 from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError, UnavailableError
@@ -30,10 +31,13 @@ from strandline.ui.guard import Guard
 from strandline.ui.history import read_history
 from strandline.ui.jobs import Job, Jobs, url_of
 from strandline.ui.live import LiveJob, Viewer
+from strandline.ui.living import tables_of
 from strandline.ui.past import read_past
 
 _STATIC = Path(__file__).with_name("static")
 _EVENT_S = 1.0
+_NOW = "now"
+"""In place of a checkpoint: the state of the running job."""
 _CODES: tuple[tuple[type[StrandlineError], int], ...] = (
     (NotFoundError, 404), (ConfigurationError, 400), (UnavailableError, 503),
 )  # fmt: skip
@@ -172,10 +176,17 @@ class Page:
         return Places(self.jobs.local_dir, "", job.name)
 
     def _tables(self, request: Request, _: bytes) -> Any:
+        if request.query_params.get("checkpoint") == _NOW:
+            return tables_of(self._driver(request))
         return self.browser.tables(self._snapshot(request))
 
     def _rows(self, request: Request, _: bytes) -> Any:
-        return self.browser.rows(self._snapshot(request), request.query_params.get("table", ""))
+        wanted = request.query_params
+        table = wanted.get("table", "")
+        if wanted.get("checkpoint") == _NOW:
+            key, partition = wanted.getlist("key"), wanted.get("partition", "")
+            return self.browser.living_rows(self._driver(request), table, partition, key)
+        return self.browser.rows(self._snapshot(request), table)
 
     def _query(self, request: Request, body: bytes) -> Any:
         return self.browser.query(self._snapshot(request), _decode(body, _Query).sql)
@@ -212,6 +223,12 @@ class Page:
 
     def _job(self, request: Request) -> Job:
         return self.jobs.get(request.path_params["job"])
+
+    def _driver(self, request: Request) -> Driver:
+        job = self._job(request)
+        if job.driver is None:
+            raise UnavailableError(f"job '{job.name}' does not run here", hint="its checkpoints can be read")
+        return job.driver
 
     def _snapshot(self, request: Request) -> str:
         """Return the url of the checkpoint that a request names, or the job's folder: its newest one."""

@@ -25,6 +25,7 @@ from strandline.snapshot.tools.comparison import KeyDiff
 from strandline.snapshot.tools.diff import diff_snapshots
 from strandline.types.jsonforms import to_json
 from strandline.ui.jobs import Job
+from strandline.ui.living import TIMEOUT_S, first_keys, one_key
 from strandline.ui.steps import cell
 
 _MOST_ROWS = 200
@@ -33,7 +34,6 @@ _MOST_POINTS = 2000
 _MOST_CHECKPOINTS = 12
 _MOST_KEYS = 50
 """Of one state that differ."""
-_TIMEOUT_S = 10.0
 
 
 @dataclass
@@ -67,6 +67,12 @@ class Browser:
         with pinned_snapshot(url, self.options) as snapshot, StateReader() as reader:
             table = find_table(snapshot, name)
             return _result(snapshot, table.schema, reader.rows(table))
+
+    def living_rows(self, driver: Driver, table: str, partition: str, key: Sequence[str]) -> dict[str, Any]:
+        """Return some keys of a running job's state with their values, or those of one key."""
+        self.check()
+        answer = one_key(driver, table, key) if key else first_keys(driver, table, partition)
+        return {**answer, "rows": [[*map(cell, row)] for row in answer["rows"]]}
 
     def query(self, url: str, sql: str) -> dict[str, Any]:
         """Return the first rows of a SELECT over a snapshot's tables."""
@@ -157,7 +163,7 @@ def key_text(key: Any, columns: int) -> str:
 
 def _now(driver: Driver, table: str, text: str) -> dict[str, Any]:
     try:
-        answer = call(driver, LOOKUP, LookUp(table, [text]), timeout_s=_TIMEOUT_S)
+        answer = call(driver, LOOKUP, LookUp(table, [text]), timeout_s=TIMEOUT_S)
     except StrandlineError as error:
         return {"error": error.message}
     (value,) = answer.values
