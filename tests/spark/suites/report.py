@@ -42,6 +42,9 @@ _WHY = (
     (r"time of processing|proc_?time|PROCTIME", "the time of processing: a restart would have another"),
     (r"SYSTEM_TIME AS OF", "FOR SYSTEM_TIME AS OF a column: ASOF JOIN has it for event time, and a plain join without it for the newest rows"),
     (r"MATCH_RECOGNIZE", "MATCH_RECOGNIZE"), (r"present time|current_timestamp", "the present time"),
+    (r"given no stream", "no stream is read: nothing changes"), (r"greater than a month", "windows of months"),
+    (r"`timestamp` cannot be resolved", "windows of results whose time is no column"),
+    (r"lower bound of a window frame", "window frames that end before they begin"),
     (r"CURRENT_WATERMARK", "CURRENT_WATERMARK"), (r"LIMIT without ORDER BY", "LIMIT without ORDER BY: which rows is not defined"),
     (r"at or near '='", "hints of Flink with values, as STATE_TTL"), (r"at or near 'order'", "array_agg(… ORDER BY …) and its like: not Spark's syntax"),
     (r"Cannot resolve routine `(\w+)`", r"functions that Spark does not have: \1"), (r"Syntax error", "not Spark's syntax"),
@@ -95,9 +98,11 @@ NOTES = """\
   its watermark has passed it.
 - An order of rows with ties has no first row: Flink and RisingWave take the one that came first.
 - Flink's UNNEST of an array of rows has their fields as columns; Spark's has one column. `inline(…)` has them.
+- A table with a primary key that Flink writes into keeps the newest row of each key; a view has all rows.
 - A stream of changes that breaks its own table's key (a row of a key is added, another one too, and the second one deleted): Flink
   keeps the first one, `sl.table` has none.
 - Flink's delta joins look rows up in sources that its test fills in another way; the view has all pairs, as Spark answers.
+- Arroyo's `user_id != 123` compares texts; Spark casts the text to a number, and fails where it is none: so does the job.
 - RisingWave's `ignore_nulls` expects a first value from outside of the frame after its first statement, and none after the second.
 """
 

@@ -162,10 +162,11 @@ class Running:
             outcome.detail = SPARK_ALONE
         elif not any(check.expected for check in self.case.checks):
             outcome.detail = "no rows are expected"
-        for check in self.case.checks:
-            wrong = self._unlike_spark(check)
+        for epoch in sorted({check.epoch for check in self.case.checks}):
+            wrong = self._unlike_spark(epoch)
             if wrong:
                 return Outcome(self.case.suite, self.case.name, "wrong", wrong, queries)
+        for check in self.case.checks:
             differs = self._unlike_suite(check)
             if differs:
                 outcome.result, outcome.detail = "differs", outcome.detail or differs
@@ -181,9 +182,9 @@ class Running:
         assert min(counts.values(), default=0) >= 0, f"{name} took back a row that it did not give"
         return [rows[text] for text in counts.elements()]
 
-    def _unlike_spark(self, check: Check) -> str:
+    def _unlike_spark(self, epoch: int) -> str:
         """Return how views differ from what Spark answers."""
-        self._make_tables(check.epoch)
+        self._make_tables(epoch)
         for name, query in self.case.views:
             try:
                 answer = self.spark.sql(rewritten(query).text)
@@ -192,9 +193,9 @@ class Running:
             except PySparkException:
                 # Not Spark's SQL: sl.sql has understood it, and only the suite says what is right.
                 return ""
-            found = Counter(repr(comparable(row)) for row in self._rows(name, check.epoch))
+            found = Counter(repr(comparable(row)) for row in self._rows(name, epoch))
             if found != wanted:
-                return f"{name} after epoch {check.epoch}: misses {_few(wanted - found)}, has too many {_few(found - wanted)}"
+                return f"{name} after epoch {epoch}: misses {_few(wanted - found)}, has too many {_few(found - wanted)}"
         return ""
 
     def spark_error(self) -> str:
