@@ -190,7 +190,7 @@ class Running:
                 answer = self.spark.sql(rewritten(query).text)
                 answer.createOrReplaceTempView(name)
                 wanted = Counter(repr(comparable(tuple(row))) for row in answer.collect())
-            except PySparkException:
+            except (PySparkException, StrandlineError):
                 # Not Spark's SQL: sl.sql has understood it, and only the suite says what is right.
                 return ""
             found = Counter(repr(comparable(row)) for row in self._rows(name, epoch))
