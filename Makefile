@@ -3,7 +3,7 @@
 RUN := @scripts/bootstrap.sh
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo demo-kafka test test-long archive compiled lint format docs soak soak-ends soak-views simulate bench clean
+.PHONY: help setup demo demo-kafka test test-long test-spark archive compiled lint format docs soak soak-ends soak-views simulate bench clean
 
 help:
 	@printf '%s\n' \
@@ -13,7 +13,8 @@ help:
 	  'make demo-kafka         the same from Kafka to Kafka, while the broker and the driver are killed in turn' \
 	  'make test               linters, types, layers, and all tests but the long ones and the soak tests' \
 	  'make test-long          the long tests, some seventy; CI runs them after `make test`' \
-	  'make lint               linters, types and layers only' \
+	  'make test-spark VERSION=4.1.4   the tests of spark/ with another version of PySpark' \
+  'make lint               linters, types and layers only' \
 	  'make format             rewrite the code in the project format' \
 	  'make docs               build the site of the documentation, with the reference, in build/site' \
 	  'make soak               the long-running tests (some 200 jobs with faults), and properties with many more examples' \
@@ -46,6 +47,10 @@ test-long: export PYTHONDONTWRITEBYTECODE =
 test-long: export STRANDLINE_BROWSER = 1
 test-long: setup archive
 	$(RUN) python -m pytest -m "long and not soak" $(or $(ARGS),$(PARALLEL))
+
+# Not the archive of classes, which is of one version of Spark.
+test-spark: setup
+	$(RUN) scripts/other_spark.sh $(VERSION) $(or $(ARGS),tests/spark $(PARALLEL) -m "not soak and not long")
 
 # What the JVMs of tests load Spark's classes from; only for all tests is it worth the while.
 archive:

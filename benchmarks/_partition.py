@@ -17,7 +17,7 @@ from strandline.plan.pipeline import Pipeline
 from strandline.runtime.partition import OperatorPartition
 from strandline.runtime.task.task import EpochTimes
 
-_RUN: dict[str, Any] = {
+RUN: dict[str, Any] = {
     "generation": 1, "store_url": "memory://", "backend": "rocksdb", "limit_bytes": 1 << 20, "lease_ms": 0,
 }  # fmt: skip
 
@@ -27,7 +27,7 @@ def open_partition(
 ) -> tuple[Backend, OperatorPartition]:
     """Return the only operator of a stream as a partition that is ready for epochs, and its backend."""
     (operator,) = Pipeline([end._node]).settle(Parallelism(default=1))
-    program = operator.program(job=job, mode=mode, partition_memory_bytes=memory_bytes, **_RUN)
+    program = operator.program(job=job, mode=mode, partition_memory_bytes=memory_bytes, **RUN)
     backend, task = open_task(program, program.load(), Partition(0), directory)
     return backend, OperatorPartition(task, Epoch(0))
 
@@ -38,4 +38,13 @@ def run_epoch(partition: OperatorPartition, times: EpochTimes, rows: Sequence[pa
     for _ in partition.run(Epoch(partition.version + 1), times, rows):
         pass
     partition.commit()
+    return time.process_time() - started
+
+
+def write(backend: Backend, partition: OperatorPartition) -> float:
+    """Write the changes since the last time; return the processor seconds it took."""
+    started = time.process_time()
+    frozen = partition.task.store.freeze()
+    backend.write(frozen.changes())
+    frozen.release()
     return time.process_time() - started

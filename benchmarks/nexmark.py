@@ -52,6 +52,10 @@ PASSING = "passing"
 """Spark shuffles the rows of a query by key, passes them through Python, and drops them: no state, nothing written."""
 STATELESS = "stateless"
 """Spark answers its statement for the rows of each epoch alone, as a batch: what is left if state costs nothing."""
+DISCARDED = "discarded"
+"""A query of ours whose results are dropped, as Flink's are where it takes them back: the same work on both sides."""
+CHANGES = "flink-changes"
+"""Flink writes all changes of a query whose results it takes back: the same work on both sides, too."""
 THROUGH_SAVEPOINT = "through-savepoint"
 FULL = Size(events_per_epoch=200_000, epochs=12, warm_up=4)
 QUICK = Size(events_per_epoch=30_000, epochs=3, warm_up=1)
@@ -69,6 +73,8 @@ KEYS = {
 """Of the queries whose functions get each row."""
 ON_REQUEST = THROUGH + [f"{query}.{READING}" for query in QUERIES] + [f"{query}.{PASSING}" for query in KEYS]
 ON_REQUEST += [f"{query}.{STATELESS}" for query in STATEMENTS]
+TAKEN_BACK = [query for query, statement in flink.STATEMENTS.items() if statement.updates]
+ON_REQUEST += [f"{query}.{engine}" for query in TAKEN_BACK for engine in (DISCARDED, CHANGES)]
 _TIMEOUT_S = 1800.0
 
 
@@ -77,15 +83,28 @@ def run_strandline(query: str, events: Path, size: Size, directory: Path) -> Any
     return run_job(query, QUERIES[query], events, size, directory)
 
 
-def run_job(query: str, results_of: Callable[[DataFrame], sl.Stream], events: Path, size: Size, directory: Path) -> Any:
+def run_discarded(query: str, events: Path, size: Size, directory: Path) -> Any:
+    """Run a query of ours to its end, drop its results, and return the costs of the epochs."""
+    return run_job(query, QUERIES[query], events, size, directory, written=False)
+
+
+def run_job(
+    query: str,
+    results_of: Callable[[DataFrame], sl.Stream],
+    events: Path,
+    size: Size,
+    directory: Path,
+    written: bool = True,
+) -> Any:
     """Run the job that writes the results of the events' stream to its end; return the costs of the epochs."""
     import strandline as sl
 
     spark = sl.session("strandline-benchmark", MASTER, **SETTINGS)
     results = results_of(read_events(spark, events))
+    files = sl.sinks.files(str(directory / "results"), visibility="epoch")
     job = sl.Job(
         query,
-        sinks=[results.to(sl.sinks.files(str(directory / "results"), visibility="epoch"))],
+        sinks=[results.to(files if written else sl.sinks.noop())],
         checkpoints=sl.Checkpoints((directory / "checkpoints").as_uri(), every=CHECKPOINT_INTERVAL),
         settings=sl.Settings(backend="rocksdb", local_dir=directory / "local"),
     )
@@ -189,9 +208,15 @@ def run_flink(query: str, events: Path, size: Size, directory: Path) -> Any:
     return flink.run_flink(query, events, size, directory, CHECKPOINT_INTERVAL)
 
 
+def run_flink_changes(query: str, events: Path, size: Size, directory: Path) -> Any:
+    """Run a query in Flink's SQL to its end, with all changes written; return the costs of the epochs."""
+    return flink.run_flink_changes(query, events, size, directory, CHECKPOINT_INTERVAL)
+
+
 RUN = {
     OURS: run_strandline, SPARK: run_spark, FLINK: run_flink, READING: run_reads, PASSING: run_passing,
-    STATELESS: run_stateless, THROUGH_SAVEPOINT: run_through_savepoint,
+    STATELESS: run_stateless, THROUGH_SAVEPOINT: run_through_savepoint, DISCARDED: run_discarded,
+    CHANGES: run_flink_changes,
 }  # fmt: skip
 
 
@@ -205,10 +230,10 @@ def run_subject(subject: str, events: Path, size: Size, directory: Path) -> Resu
         "rows_per_second": steady_rows_per_second(epochs, 0 if engine == THROUGH_SAVEPOINT else size.warm_up),
         "epochs_ms": [epoch.duration_ms for epoch in epochs],
     }
-    if engine in (READING, PASSING, STATELESS):
+    if engine in (READING, PASSING, STATELESS, DISCARDED):
         return measured
     results = directory / "results"
-    rows = flink.results(query, results) if engine == FLINK else parquet_files(results)
+    rows = flink.results(query, results) if engine in (FLINK, CHANGES) else parquet_files(results)
     return measured | {"results_compared": check(subject, query, events, rows)}
 
 
@@ -232,10 +257,12 @@ def report(size: Size, results: dict[str, list[Result]]) -> None:
             extra["results_compared"] = results[subject][-1]["results_compared"]
         emit(BENCHMARK, query if engine == OURS else subject, "throughput", round(rate), **extra)
     for query in QUERIES:
-        for peer in (SPARK, FLINK, READING, PASSING, STATELESS):
-            mine, other = rates.get(f"{query}.{OURS}"), rates.get(f"{query}.{peer}")
+        pairs = [(OURS, peer) for peer in (SPARK, FLINK, CHANGES, READING, PASSING, STATELESS)] + [(DISCARDED, FLINK)]
+        for own, peer in pairs:
+            mine, other = rates.get(f"{query}.{own}"), rates.get(f"{query}.{peer}")
             if mine is not None and other is not None:
-                emit(BENCHMARK, query, "throughput_ratio", round(mine / other, 2), peer=peer)
+                subject = query if own == OURS else f"{query}.{own}"
+                emit(BENCHMARK, subject, "throughput_ratio", round(mine / other, 2), peer=peer)
 
 
 def main() -> None:
@@ -268,12 +295,12 @@ def main() -> None:
         return
     end_on_sigterm()
     subjects = given.subjects or (THROUGH if given.savepoint else SUBJECTS)
-    if any(subject.endswith(FLINK) for subject in subjects):
+    if any(subject.endswith((FLINK, CHANGES)) for subject in subjects):
         try:
             install()
         except UnavailableFlinkError as error:
             progress(f"{FLINK} is left out. {error}")
-            subjects = [subject for subject in subjects if not subject.endswith(FLINK)]
+            subjects = [subject for subject in subjects if not subject.endswith((FLINK, CHANGES))]
     rounds = 1 if given.quick else given.rounds
     progress(f"{BENCHMARK}: {size.epochs * size.events_per_epoch:,} events, {', '.join(subjects)}; {rounds} rounds")
     with scratch("nexmark-events") as directory:

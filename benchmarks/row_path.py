@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import gc
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ import pyarrow as pa
 import strandline as sl
 from benchmarks._counting import MULTIPLIER
 from benchmarks._harness import emit, progress
-from benchmarks._partition import open_partition, run_epoch
+from benchmarks._partition import open_partition, run_epoch, write
 from benchmarks._peers import OUTPUT
 from benchmarks.keyed_counter import BatchCounter, Counter
 from strandline.backends.base import Backend
@@ -95,15 +94,6 @@ def rows_of(epoch: int, size: int, keys: int, *, wide: bool) -> list[pa.RecordBa
         }
     batches: list[pa.RecordBatch] = pa.Table.from_pydict(columns).to_batches(_BATCH_ROWS)
     return batches
-
-
-def write(backend: Backend, partition: OperatorPartition) -> float:
-    """Write the changes since the last time; return the processor seconds it took."""
-    started = time.process_time()
-    frozen = partition.task.store.freeze()
-    backend.write(frozen.changes())
-    frozen.release()
-    return time.process_time() - started
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -39,9 +40,10 @@ _UNUSED = (
 """Libraries of Spark for Hive, Kubernetes, YARN, machine learning and others that tests have no use for, by prefix."""
 
 _AS_USERS_HAVE_IT = os.environ.get("STRANDLINE_TEST_JVM") == "users"
-_VERSION = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]
+_SPARK = importlib.util.find_spec("pyspark")
+_VERSION = hashlib.sha256(Path(__file__).read_bytes() + str(_SPARK and _SPARK.origin).encode()).hexdigest()[:8]
 _SHARED = _DIRECTORY / f"{'users' if _AS_USERS_HAVE_IT else 'light'}-{_VERSION}"
-"""A home for each version of this file: another checkout with the same build/ may be testing with another one."""
+"""A home for each version of this file and of Spark: another checkout with the same build/ may be testing with another one."""
 # A JVM that lives for minutes spends more on compiling, soon or well, and collecting in parallel than that gives back.
 # Hadoop starts a process to set a file's permissions, dozens of times a second: Java's own way takes two programs each.
 _LIGHT = (

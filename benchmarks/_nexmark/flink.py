@@ -167,6 +167,9 @@ STATEMENTS = {
 }
 
 
+_CHANGES = "SELECT * FROM TO_CHANGELOG(input => TABLE answer)"
+
+
 def run_flink(query: str, events: Path, size: Size, directory: Path, every: str) -> list[EpochCost]:
     """Run a query in Flink's SQL to its end and return the costs of the epochs."""
     statement = STATEMENTS[query]
@@ -174,9 +177,14 @@ def run_flink(query: str, events: Path, size: Size, directory: Path, every: str)
     measured = "'blackhole'" if statement.updates else sink
     requests = _run(query, "SELECT * FROM answer", measured, events, directory / "measured", every)
     if statement.updates:
-        changes = "SELECT * FROM TO_CHANGELOG(input => TABLE answer)"
-        _run(query, changes, sink, events, directory / "changes", every)
+        _run(query, _CHANGES, sink, events, directory / "changes", every)
     return epochs_of(requests, size)
+
+
+def run_flink_changes(query: str, events: Path, size: Size, directory: Path, every: str) -> list[EpochCost]:
+    """Run a query whose results Flink takes back, with all changes written; return the costs of the epochs."""
+    sink = f"'filesystem', 'format' = 'parquet', 'path' = '{(directory / 'results').as_uri()}'"
+    return epochs_of(_run(query, _CHANGES, sink, events, directory / "changes", every), size)
 
 
 def _run(query: str, sql: str, sink: str, events: Path, directory: Path, every: str) -> list[int]:

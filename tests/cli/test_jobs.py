@@ -68,6 +68,16 @@ def test_keys_are_looked_up_and_shown_as_json(serve: Serve, local_dir: Path, str
         (12, '["ann", 7]', value),
         (12, '{"card": "bob", "n": 1}', None),
     ]
+    listed = strandline("lookup", "alerts", "detect.last", "--local-dir", local_dir)
+    assert (listed.code, listed.stderr) == (0, "as of epoch 12\n")
+    assert [line.strip().split(maxsplit=2) for line in listed.stdout.splitlines() if "ann" in line] == [
+        ["ann", "7", json.dumps(value)]
+    ]
+    assert strandline("lookup", "alerts", "detect.last", "--json", "--local-dir", local_dir).json == [
+        {"table": "detect.last", "epoch": 12, "key": ["ann", 7], "value": value}
+    ]
+    refused = strandline("lookup", "alerts", "detect.last", "--partition", "2", "--local-dir", local_dir)
+    assert refused.stderr.startswith("error: operator 'detect' has no partition 2\n  next step: it has 0 to 1")
     for keys, said in {
         ("detect.first", "x"): "error: there is no table 'detect.first' in this job",
         ("detect.last", "ann"): "error: table 'detect.last': a key is not (card string, n bigint): expected a struct",

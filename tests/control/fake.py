@@ -27,7 +27,7 @@ from strandline.core.errors import CheckpointError
 from strandline.core.heavykey import HeavyKey
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.manifest import OperatorInfo, StateInfo
-from strandline.keeper.lookups import LookupResult, LookupTable, table_of
+from strandline.keeper.lookups import FirstKeys, LookupResult, LookupTable, table_of, tables_of
 from strandline.keeper.sampling import Samples
 from strandline.runtime.reached import OriginStatus, WatermarkStatus
 from strandline.snapshot.savepoints.progress import SavepointProgress
@@ -164,6 +164,15 @@ class FakeRun:
 
     def lookup_table(self, table: str) -> LookupTable:
         return table_of([OPERATOR], table)
+
+    def lookup_tables(self) -> dict[str, LookupTable]:
+        return tables_of([OPERATOR])
+
+    def first_keys(self, table: str, most: int = 100, *, partition: int | None = None) -> FirstKeys:
+        looked = self.lookup_table(table)
+        looked.first_requests(most, partition, 0)
+        keys = list(STORED)[:most]
+        return FirstKeys(looked.name, Epoch(12), keys, [STORED[key] for key in keys], len(STORED) > most)
 
     def lookup(self, table: str, key: Any) -> LookupResult:
         looked = self.lookup_table(table)

@@ -116,3 +116,18 @@ def test_the_history_of_a_key(app: Path, strandline: Command, local_dir: Path) -
     assert result.stdout.count("on_event") == 4
     result = strandline("history", app, "sum", "card-3", *arguments(app, local_dir))
     assert (result.code, "its states are totals.total, totals.seen" in result.stderr) == (1, True)
+
+
+def test_the_history_of_all_states_of_an_operator(app: Path, strandline: Command, local_dir: Path) -> None:
+    options = ("--from", "start", "--last", "2", *arguments(app, local_dir))
+    result = strandline("history", app, "totals", "card-3", "--json", "--progress", *options)
+    assert result.code == 0, result.stderr
+    progress = [each["progress"] for each in result.json if "progress" in each]
+    assert progress == [{"done": n, "total": 4, "changes": 4 * n} for n in range(4)]
+    before, last = result.json[len(progress) :]
+    assert last["before"] == before["after"]
+    assert last["after"]["total"] == last["before"]["total"] + last["event"]["amount"]
+    assert last["after"]["seen"] == [*last["before"]["seen"], last["event"]["amount"]]
+    assert (last["rows"], last["timers"], last["sides"]) == ([["card-3", last["after"]["total"]]], [], [])
+    result = strandline("history", app, "totals", "card-3", *options)
+    assert (result.stdout.count("on_event"), "10 earlier changes are left out" in result.stderr) == (2, True)

@@ -15,6 +15,10 @@ import pytest
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError, NotFoundError
+from strandline.replay.history import history_of
+from strandline.replay.keys import QueryKey
+from strandline.replay.recorded import find_recorded
+from strandline.replay.session import jobdir_of
 from strandline.replay.why import Cause, Explanation, explain_since_oldest
 from tests.cli.conftest import Command, strandline
 from tests.replay.programs import Total, job_of, read, totals, write
@@ -298,9 +302,42 @@ def test_dead_letters_windows_of_windows_and_views(spark: Any, tmp_path: Path, l
     assert (tens.name, tens.read) == ("tens", 2)
     found = explain(job, "totals", "card = 'a' and total = 4")
     assert (last_of(found).read, len(found.history)) == (2, 2)
+    # The key of a view's operator is shown, and may be given, in the columns of the query.
+    total = last_of(found)
+    assert (total.key, total.row and total.row["card"]) == ({"card": "a"}, "a")
+    assert [each["card"] for change in found.history for each in change.event] == ["a", "a"]
+    recorded = find_recorded(jobdir_of(job), "start", None, {})
+    assert [*history_of(job, recorded, total.name, '{"card": "a"}')] == [*found.history]
     assert "which of them it was made of is not known" in last_of(found).notes[0]
     with pytest.raises(ConfigurationError, match=r"the condition 'card = 1': \[CAST_INVALID_INPUT\]"):
         explain(job, "counts", "card = 1")
+
+
+def test_the_keys_of_views_are_columns_of_the_query(spark: Any, tmp_path: Path, local_dir: Path) -> None:
+    def key_of(query: str) -> QueryKey:
+        rows = sl.stream(read(spark, tmp_path, "card string, amount double, tags array<string>"))
+        job = job_of(tmp_path, local_dir, sl.sql(query, a=rows, b=rows).changes().to(sl.sinks.memory(name="rows")))
+        key = QueryKey.of(job._plan.pipeline.operators[-1])
+        assert key is not None
+        return key
+
+    two = key_of("SELECT card, amount, count(*) AS n FROM a GROUP BY card, amount")
+    assert two.names == ["amount", "card"]
+    assert two.row({"__strandline_key": {"k0": 1.5, "k1": "x"}, "n": 1}) == {"amount": 1.5, "card": "x", "n": 1}
+    for text in ('[1.5, "x"]', '{"card": "x", "amount": 1.5}', '{"k0": 1.5, "k1": "x"}'):
+        assert json.loads(two.parse(text)) == {"k0": 1.5, "k1": "x"}
+    assert key_of("SELECT upper(card) AS big, count(*) AS n FROM a GROUP BY upper(card)").names == ["Upper(a.card)"]
+    # An array is no key: it is one as text.
+    assert key_of("SELECT tags, count(*) AS n FROM a GROUP BY tags").names == ["tags"]
+    ranked = "SELECT card, amount, row_number() OVER (PARTITION BY card ORDER BY amount) AS n FROM a"
+    assert key_of(f"SELECT * FROM ({ranked}) WHERE n = 1").names == ["card"]
+    joined = key_of("SELECT a.card, b.amount FROM a JOIN b ON a.card = b.card")
+    assert (joined.columns("x"), joined.parse("x"), joined.parse('{"card": "x"}')) == ({"card": "x"}, "x", "x")
+    outer = key_of("SELECT a.card, b.amount FROM a LEFT JOIN b ON a.card = b.card")
+    assert outer.columns({"k0": "x", "side": 0}) == {"card": "x"}
+    assert json.loads(outer.parse("x")) == {"k0": "x", "side": 0}
+    everything = key_of("SELECT count(*) AS n FROM a")
+    assert (everything.columns({"side": 0}), json.loads(everything.parse("x"))) == ({}, {"side": 0})
 
 
 @pytest.mark.long

@@ -276,16 +276,22 @@ class Keeper:
         """Count an event of each key; return what is counted."""
         return answers(self.run([(key, "count", 0, 0) for key in keys])[0])
 
-    def look_up(self, state: str, *keys: str, now_us: int = 0) -> LookupEntries:
-        """Look up keys of the only key column."""
+    def look_up(self, state: str, *keys: str, now_us: int = 0, most: int = 0) -> LookupEntries:
+        """Look up keys of the only key column; with `most`, list so many."""
         types = [StringType()]
         codec = KeyCodec(types)
         encoded = [codec.encode(key_group([key], types, MAX_PARALLELISM), key) for key in keys]
-        asked = LookupRequest(state=state, keys=encoded, now_us=now_us)
+        asked = LookupRequest(state=state, keys=encoded, now_us=now_us, most=most)
         with self.connect() as talk:
             talk.connection.send(p.LOOKUP, Lookup(generation=self.generation, request=asked))
             _, payload = talk.connection.expect(p.LOOKUP_ANSWER)
         return msgspec.msgpack.decode(payload, type=LookupAnswer).entries
+
+    def first_seen(self, most: int) -> tuple[int, dict[str, int]]:
+        """List keys that were counted, with their counts; return the epoch that this is of, too."""
+        answered, codec = self.look_up("seen", most=most), ValueCodec(LongType())
+        keys = KeyCodec([StringType()]).decode_many(answered.keys)
+        return answered.epoch, {key: codec.decode(of[0][1]) for key, of in zip(keys, answered.entries, strict=True)}
 
     def seen(self, *keys: str) -> tuple[int, list[int | None]]:
         """Look up how often keys were counted; return the epoch that this is of, too."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from strandline.core.ids import Partition
 from strandline.format.manifest import OperatorInfo
-from strandline.keeper.lookups import LookupResult, look_up, table_of
+from strandline.keeper.lookups import FirstKeys, LookupResult, list_first, look_up, table_of
 from strandline.runtime.program import state_infos
 from tests.runtime.bench import MAX_PARALLELISM, Bench
 
@@ -18,13 +18,21 @@ def operator_of(bench: Bench, key_schema: str = "`k` string") -> OperatorInfo:
     )  # fmt: skip
 
 
-def find(bench: Bench, state: str, key: Any, now_us: int = 0, key_schema: str = "`k` string") -> LookupResult:
+def _asker(bench: Bench) -> Any:
     def ask(uid: str, asked: Any) -> Any:
         answered = bench.partition.look_up(asked[Partition(0)])
         assert answered is not None
         return {Partition(0): answered}
 
-    return look_up(table_of([operator_of(bench, key_schema)], f"op.{state}"), key, now_us, ask)
+    return ask
+
+
+def find(bench: Bench, state: str, key: Any, now_us: int = 0, key_schema: str = "`k` string") -> LookupResult:
+    return look_up(table_of([operator_of(bench, key_schema)], f"op.{state}"), key, now_us, _asker(bench))
+
+
+def first(bench: Bench, state: str, most: int, now_us: int = 0, key_schema: str = "`k` string") -> FirstKeys:
+    return list_first(table_of([operator_of(bench, key_schema)], f"op.{state}"), most, None, now_us, _asker(bench))
 
 
 def value_of(bench: Bench, state: str, key: Any, now_us: int = 0) -> Any:

@@ -34,7 +34,7 @@ from tests.runtime.aggregating import COUNTS, Aggregating
 from tests.runtime.bench import OPS, Bench, Event, Model, batch_of
 from tests.runtime.clients import Nursery, eventually
 from tests.runtime.living import Living
-from tests.runtime.looking import find, operator_of, value_of
+from tests.runtime.looking import find, first, operator_of, value_of
 from tests.soak import BACKENDS, examples
 
 KEYS = ["a", "b", "c"]
@@ -68,6 +68,12 @@ def test_what_was_kept_is_found_before_within_and_after_each_epoch(
     def check() -> None:
         for key in KEYS:
             assert everything(bench, key) == {"list": [], "map": {}, **model.keys.get(key, {})}
+        # A list of all keys has the same of each, and no others.
+        for state in ("value", "tags", "history", "by_kind", "mean"):
+            listed = first(bench, state, 100)
+            shown = {key: value for (key,), value in zip(listed.keys, listed.values, strict=True)}
+            there = {key: value for key in KEYS if (value := value_of(bench, state, key)) not in (None, [], {})}
+            assert (shown, len(listed.keys), listed.has_more) == (there, len(there), False)
 
     try:
         for what, some in epochs:
@@ -110,6 +116,15 @@ class Steady(KeyedProcess):
 
     def on_timer(self, timer: Any, ctx: Any) -> Any:
         return None
+
+
+class Large(KeyedProcess):
+    """Keeps much of each key."""
+
+    text = Value("string")
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        self.text.value = "x" * 200_000
 
 
 class SteadyBatch(KeyedBatchProcess):
@@ -244,6 +259,7 @@ def test_panes_of_windows_are_found_with_their_accumulators(kind: str, tmp_path:
     bench.epoch_of([("a", 2, 1000)], abort=True)
     assert panes("a") == {5: (4, 61), 10: (1, 3)}
     assert panes("nobody") == {}
+    assert sorted(first(bench, "panes", 10).keys) == [("a",), ("b",)]
     bench.persist(frozen[0]) if bench.backend.keeps_all else bench.write(frozen[0])
     running = bench.partition.run(Epoch(bench.epoch + 1), EpochTimes(10 * S), [bench.rows_of([("b", 12, 1)])])
     list(running)
@@ -251,6 +267,10 @@ def test_panes_of_windows_are_found_with_their_accumulators(kind: str, tmp_path:
     assert panes("a") == {5: (4, 61), 10: (1, 3)}
     bench.end(abort=False)
     assert panes("a") == {10: (1, 3)}
+    listed = first(bench, "panes", 10)
+    assert dict(zip(listed.keys, listed.values, strict=True)) == {
+        (key,): value_of(bench, "panes", key) for key in ("a", "b")
+    }
     bench.close()
 
 
@@ -264,6 +284,35 @@ def test_keys_of_several_columns(kind: str, tmp_path: Path) -> None:
     table = table_of([operator_of(bench, schema)], "op.value")
     assert table.key_of('["a", 2]') == ("a", 2)
     assert table.key_of('{"b": 2, "k": "a"}') == ("a", 2)
+    bench.close()
+
+
+def test_a_list_of_keys_is_bounded(kind: str, tmp_path: Path) -> None:
+    bench = Bench(kind, tmp_path, Steady(), cache_bytes=2000, timed=True)
+
+    def apply(some: Sequence[str], number: int) -> None:
+        batch = batch_of([(key, "", number, 0) for key in some])
+        bench.apply([batch.add_column(1, "time", pa.array([0] * len(some), pa.int64()))])
+
+    keys = [f"key {n}" for n in range(1200)]
+    apply(keys, 1)
+    bench.snapshot()
+    apply(keys[:100], 2)
+    for state, value in {"value": 2, "timers.event": [FIRST + dt.timedelta(hours=2)]}.items():
+        some = first(bench, state, 300)
+        assert (len(some.keys), len(set(some.keys)), some.has_more, some.epoch) == (300, 300, True, bench.epoch)
+        found = find(bench, state, [key for (key,) in some.keys]).value
+        assert (found, sum(each == value for each in found) > 0) == (some.values, True)
+    with pytest.raises(ConfigurationError, match="501 keys are to be listed, expected 1 to 500"):
+        first(bench, "value", 501)
+    bench.close()
+
+
+def test_a_list_of_keys_ends_where_values_are_large(kind: str, tmp_path: Path) -> None:
+    bench = Bench(kind, tmp_path, Large())
+    bench.apply([batch_of([(f"key {n}", "", 0, 0) for n in range(20)])])
+    some = first(bench, "text", 20)
+    assert (0 < len(some.keys) < 20, some.has_more) == (True, True)
     bench.close()
 
 
@@ -331,6 +380,7 @@ def test_a_keeper_answers_in_the_middle_of_an_epoch_from_the_one_before(nursery:
         # The main thread is in the user's function. What waited for the epoch would wait for ever: it has no end yet.
         running.rows([("b", "wait", 50, 0)])
         assert keeper.seen("b") == (1, [1])
+        assert keeper.first_seen(10) == (1, {"a": 2, "b": 1})
         running.end()
         running.finish()
     keeper.epoch = 2

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 
 import strandline as sl
 from strandline.control.client import call, find_driver
-from strandline.control.commands import LOOKUP, LookUp, LookupValues
+from strandline.control.commands import LOOKUP, TABLES, LookUp, LookupValues, NoArguments
 from strandline.core import failpoints
 from strandline.keeper.lookups import LookupResult
 from strandline.spark.base.session import local_dirs
@@ -368,11 +368,21 @@ def test_a_running_job_is_looked_into(spark: Any, case: Case, monkeypatch: pytes
         wanted = LookupResult("count.seen", run.status().epoch, [2, 1, None])
         assert run.lookup("count.seen", ["ann", "bob", "nobody"]) == wanted
         assert run.lookup("count.seen", "bob") == LookupResult("count.seen", wanted.epoch, 1)
+        listed = run.first_keys("count.seen")
+        assert (dict(zip(listed.keys, listed.values, strict=True)), listed.epoch, listed.has_more) == (
+            {("ann",): 2, ("bob",): 1}, wanted.epoch, False,
+        )  # fmt: skip
+        by_partition = [key for at in (0, 1) for key in run.first_keys("count.seen", 10, partition=at).keys]
+        assert sorted(by_partition) == [("ann",), ("bob",)]
+        assert "count.seen" in [
+            each.table for each in call(find_driver(case.local_dir, "small"), TABLES, NoArguments()).tables
+        ]
         with monkeypatch.context() as as_on_a_cluster:
             as_on_a_cluster.setattr(run._supervisor.attempt._fleet, "_only_executor", None)
             # Keepers of other machines are not found from here; tasks of Spark's have the real one.
             as_on_a_cluster.setattr(RequestWorker, "ask", lambda *_: {})
             assert run.lookup("count.seen", ["ann", "bob", "nobody"]) == wanted
+            assert run.first_keys("count.seen") == listed
             profiles = [run.profile("300ms")]
         looked = call(find_driver(case.local_dir, "small"), LOOKUP, LookUp("count.seen", ["ann", "x"]))
         assert looked == LookupValues("count.seen", wanted.epoch, [2, None])

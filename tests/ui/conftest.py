@@ -28,8 +28,8 @@ def page_of(local_dir: Path) -> Iterator[Open]:
     """A browser that has come with the token, at a page of these jobs and directories."""
     clients: list[TestClient] = []
 
-    def start(*wanted: object, values: bool = False, **more: Any) -> TestClient:
-        page = Page(Jobs(local_dir, [str(each) for each in wanted]), Browser({}, values), **more)
+    def start(*wanted: object, values: bool = False, of: Path = local_dir, **more: Any) -> TestClient:
+        page = Page(Jobs(of, [str(each) for each in wanted]), Browser({}, values), **more)
         client = TestClient(page.app(TOKEN, COOKIE), base_url=HERE, headers={"origin": HERE})
         clients.append(client)
         assert client.get(f"/?token={TOKEN}").status_code == 200

@@ -1,4 +1,4 @@
-"""A job to look at, as a process of its own: python -m tests.ui.shop DIRECTORY LOCAL_DIR
+"""A job to look at, as a process of its own: python tests/ui/shop.py DIRECTORY LOCAL_DIR
 
 Two sources with a watermark per shop (one shop is far behind), an operator with every kind of state and dead letters,
 and windows with late events. It ends when DIRECTORY/stop appears.
@@ -106,9 +106,10 @@ def main() -> None:
             if over.wait(0.5):
                 return
 
-    feeder = threading.Thread(target=feed, daemon=True)
-    feeder.start()
     run = job.start(spark)
+    # A replay of this program ends here, and adds no files.
+    run.await_termination(0)
+    threading.Thread(target=feed, daemon=True).start()
     while not (home / "stop").exists() and not run.await_termination(0.2):
         time.sleep(0)
     over.set()

@@ -23,9 +23,13 @@ ROOT = Path(__file__).parents[2]
 PATIENCE_S = 600.0
 
 
-def begin(*arguments: object, variables: Mapping[str, str] | None = None, **more: Any) -> subprocess.Popen[str]:
+def begin(
+    program: str | Path, *arguments: object, variables: Mapping[str, str] | None = None, **more: Any
+) -> subprocess.Popen[str]:
+    """Start a module, by its name, or a file."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), **(variables or {})}
-    return subprocess.Popen([sys.executable, "-m", *map(str, arguments)], env=env, cwd=ROOT, text=True, **more)
+    which = [str(program)] if isinstance(program, Path) else ["-m", program]
+    return subprocess.Popen([sys.executable, *which, *map(str, arguments)], env=env, cwd=ROOT, text=True, **more)
 
 
 def end(process: subprocess.Popen[str]) -> None:
@@ -65,7 +69,9 @@ def shown_shop(directory: Path, **variables: str) -> Iterator[Shop]:
     """Run the job with these variables in its environment, and a page."""
     local_dir = Path(tempfile.mkdtemp(prefix="sl-"))
     with open(directory / "log", "w") as log:
-        job = begin("tests.ui.shop", directory, local_dir, variables=variables, stdout=log, stderr=log)
+        job = begin(
+            Path(__file__).with_name("shop.py"), directory, local_dir, variables=variables, stdout=log, stderr=log
+        )
     page = begin(
         "strandline.cli.main", "ui", "--local-dir", local_dir, "--port", 0, "--values", "shown",
         stdout=subprocess.PIPE,

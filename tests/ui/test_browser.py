@@ -6,8 +6,10 @@ With STRANDLINE_SHOTS=docs/ui in the environment, the pictures of the docs are t
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,14 +17,24 @@ from typing import Any
 
 import pytest
 
+from strandline.control import journal
+from strandline.control.events import EpochsEnd, EventLog
+from strandline.control.recent import EpochStats, OperatorTime
+from strandline.core.clock import SystemClock
+from strandline.keeper.paths import Places
 from tests.browser import Visit, chromium, needs_chromium, open_page
-from tests.ui.showing import Shop, shown_shop
+from tests.cli.fabricate import FabricatedJob, alerts
+from tests.ui.showing import Shop, begin, end, shown_shop
 
-__all__ = ["chromium"]
+__all__ = ["alerts", "chromium"]
 
 SHOTS = os.environ.get("STRANDLINE_SHOTS")
 PICTURES = {"graph": 900, "checkpoints": 1200, "time": 760, "functions": 800}
 """Views with pictures in the docs, and their heights."""
+UIDS = ("detect", "score", "totals")
+PLOTTED = """SELECT time_bucket(INTERVAL '20 seconds', value.last) AS last_order, count(*) AS customers,
+       count(*) FILTER (value.orders > 1) AS regulars
+FROM score.total WHERE value.last > '2026-01-01 00:00:00Z' GROUP BY last_order ORDER BY last_order"""
 VIEWS = {
     "graph": ".node", "epochs": ".stacks rect", "checkpoints": "svg.files rect", "partitions": "tbody td",
     "functions": "text=Take samples", "time": "tbody td", "ends": "tbody td", "restarts": "tbody td", "state": "#sql", "key": "input[name=customer]",
@@ -53,6 +65,14 @@ def open_view(here: Visit, view: str, drawn: str) -> None:
     here.page.wait_for_selector(drawn)
 
 
+def shoot(here: Visit, name: str, height: int) -> None:
+    """Take a picture for the docs."""
+    if SHOTS:
+        width = here.page.viewport_size["width"]
+        clip = {"x": 0, "y": 0, "width": width, "height": height}
+        here.page.screenshot(path=Path(SHOTS) / f"{name}.png", clip=clip, full_page=True)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_each_view_of_a_running_job(chromium: Any, shop: Shop, width: int, scheme: str) -> None:
@@ -67,11 +87,8 @@ def test_each_view_of_a_running_job(chromium: Any, shop: Shop, width: int, schem
             here.page.click("text=Take samples")
             here.page.wait_for_selector(".flame")
         here.check(f"{view} at {width}, {scheme}")
-        if SHOTS and view in PICTURES and (width, scheme) in ((1280, "light"), (390, "dark")):
-            if width == 390 and view != "graph":
-                continue
-            clip = {"x": 0, "y": 0, "width": width, "height": PICTURES[view]}
-            here.page.screenshot(path=Path(SHOTS) / f"{view}-{width}-{scheme}.png", clip=clip, full_page=True)
+        if (view in PICTURES and (width, scheme) == (1280, "light")) or (view, width, scheme) == ("graph", 390, "dark"):
+            shoot(here, f"{view}-{width}-{scheme}", PICTURES[view])
     here.page.context.close()
 
 
@@ -112,6 +129,21 @@ def test_state_sql_and_a_key(chromium: Any, shop: Shop) -> None:
         each.inner_text() for each in here.page.query_selector_all("form + div td, form + div + p + div td")[:2]
     )
     assert int(customers) == int(distinct) > 100
+    here.page.click("button:text-is('Close')")
+    here.page.fill("#sql", PLOTTED)
+    here.page.click("button:text-is('Run')")
+    here.page.wait_for_selector(".plot canvas")
+    here.check("a plot")
+    shoot(here, "state-1280-light", 1160)
+    here.page.select_option("select[name=snapshot]", "now")
+    here.page.wait_for_selector("text=SQL and all rows are of checkpoints")
+    here.page.wait_for_selector("text=as of epoch")
+    here.check("state")
+    assert len(here.page.query_selector_all("section:last-of-type tbody tr")) > 10
+    here.page.fill("input[name=customer]", "c-0")
+    here.page.click("text=Look up")
+    here.page.wait_for_selector("text=1 key as of epoch")
+    assert here.page.inner_text("section:last-of-type tbody td") == "c-0"
     open_view(here, "key", "input[name=customer]")
     here.page.fill("input[name=customer]", "c-0")
     here.page.click("text=Look up")
@@ -119,7 +151,7 @@ def test_state_sql_and_a_key(chromium: Any, shop: Shop) -> None:
     here.check("key")
     # Every third order is this customer's: each checkpoint has another number.
     assert '"orders"' in here.page.inner_text(".now")
-    assert len(here.page.query_selector_all("section:first-of-type tbody tr")) > 1
+    assert len(here.page.query_selector_all("table:has(caption:text-is('score.total at checkpoints')) tbody tr")) > 1
     open_view(here, "difference", "select[name=before]")
     here.page.click("text=Compare >> nth=-1")
     here.page.wait_for_selector("text=Keys of score.total that differ", state="attached")
@@ -129,7 +161,7 @@ def test_state_sql_and_a_key(chromium: Any, shop: Shop) -> None:
 
 
 def test_buttons_say_what_they_will_do_and_a_stopped_job_can_still_be_seen(chromium: Any, shop: Shop) -> None:
-    """The last test: it stops the job."""
+    """It stops the job."""
     here = visit(chromium, shop)
     here.page.click("table a")
     here.page.click("button:text-is('Checkpoint…')")
@@ -164,3 +196,83 @@ def test_buttons_say_what_they_will_do_and_a_stopped_job_can_still_be_seen(chrom
         here.page.wait_for_timeout(500)
         here.check(f"{view} of a stopped job")
     here.page.context.close()
+
+
+def test_the_steps_of_a_key(chromium: Any, shop: Shop) -> None:
+    """The last test: the job has stopped, and its program runs again."""
+    here = visit(chromium, shop)
+    here.page.click("table a")
+    look_up(here)
+    here.page.click("button:text-is('Each change')")
+    here.page.wait_for_selector(".step", timeout=300_000)
+    count = here.page.locator("[role=option]").count()
+    assert count > 2
+    heading = here.page.get_by_role("heading", name=re.compile("^Step "))
+    for keys, expected in (
+        ("", count), ("ArrowLeft", count - 1), ("ArrowUp", count - 2), ("ArrowRight", count - 1), ("Home", 1),
+        ("ArrowLeft", 1), ("End", count), ("ArrowDown", count),
+    ):  # fmt: skip
+        if keys:
+            here.page.press("[role=listbox]", keys)
+        assert heading.inner_text().startswith(f"Step {expected} of {count}: epoch ")
+    for button, expected in (("First", 1), ("Forward", 2), ("Last", count), ("Back", count - 1)):
+        here.page.click(f"button:text-is('{button}')")
+        assert heading.inner_text().startswith(f"Step {expected} of {count}: ")
+    chosen = here.page.locator("[role=option][aria-selected=true]")
+    assert chosen.get_attribute("id") == here.page.get_attribute("[role=listbox]", "aria-activedescendant")
+    # Where this machine has the program is nothing for the docs.
+    here.page.eval_on_selector("section p code", "path => path.textContent = '/srv/shop/shop.py'")
+    shoot(here, "key-1280-light", 1240)
+    here.page.context.close()
+    # The server has kept it: another page shows it at once.
+    for width in (1280, 390):
+        for scheme in ("light", "dark"):
+            other = visit(chromium, shop, width, scheme)
+            other.page.click("table a")
+            look_up(other)
+            other.page.wait_for_selector(".step")
+            other.check(f"steps at {width}, {scheme}")
+            other.page.context.close()
+
+
+def look_up(here: Visit) -> None:
+    open_view(here, "key", "input[name=customer]")
+    here.page.fill("input[name=customer]", "c-0")
+    here.page.click("text=Look up")
+    here.page.wait_for_selector("button:text-is('Each change')")
+
+
+def test_the_last_hours(chromium: Any, alerts: FabricatedJob, tmp_path: Path) -> None:
+    """Of a job that left its log of events: three hours, in which an operator was slow for a while."""
+    places, directory = Places(tmp_path, alerts.directory.as_uri(), "alerts"), alerts.directory.as_uri()
+    places.make()
+    places.event_log.parent.mkdir(exist_ok=True)
+    log = EventLog(places.event_log, "alerts", directory, SystemClock())
+    begin_ms, rng = 1_772_352_009_000, random.Random(7)
+    journal.write(places, journal.JournalEntry(
+        job="alerts", directory=directory, pid=1, born="1", since_ms=begin_ms, state="stopped",
+        at_ms=begin_ms + 10_800_000,
+    ))  # fmt: skip
+    for at in range(1080):
+        slow = 3.2 if 500 < at < 680 else 1.0
+        busy = [rng.uniform(1500, 2100) * slow, rng.uniform(700, 900), rng.uniform(250, 350)]
+        operators = [OperatorTime(uid, 0, each, 0.0, each / 2) for uid, each in zip(UIDS, busy, strict=True)]
+        took_ms = min(sum(busy) + rng.uniform(900, 1300), 10_000.0)
+        log.write(EpochsEnd.of([
+            EpochStats(at + 1, begin_ms + 10_000 * at, round(40_000 / slow), took_ms, 120.0, 1.0, None, operators)
+        ]))  # fmt: skip
+    page = begin(
+        "strandline.cli.main", "ui", alerts.directory, "--local-dir", tmp_path, "--port", 0, stdout=subprocess.PIPE
+    )
+    assert page.stdout is not None
+    try:
+        here = open_page(chromium, page.stdout.readline().strip())
+        here.page.click("table a")
+        open_view(here, "epochs", ".stacks rect")
+        here.check("the last hours")
+        shoot(here, "epochs-1280-light", 760)
+        assert {*UIDS} <= {*here.page.inner_text(".legend").split()}
+        here.page.context.close()
+    finally:
+        end(page)
+        page.stdout.close()

@@ -286,6 +286,47 @@ def test_rows_sql_and_one_key_of_real_state(page_of: Open, snapshots: Made) -> N
     assert "has an operator 'nobody'" in nobody.json()["error"]
 
 
+def test_the_state_that_a_running_job_has_now(page_of: Open, serve: Serve) -> None:
+    run = FakeRun()
+    serve(run, url="file:///ck")
+    hidden = page_of("alerts")
+    path = f"/api/jobs/{only_job(hidden)['id']}"
+    now = {"checkpoint": "now", "table": "detect.last"}
+    (table,) = hidden.get(f"{path}/tables", params=now).json()["tables"]
+    columns = {"card": "string", "n": "bigint"}
+    assert table == {"table": "detect.last", "kind": "value", "partitions": 2, "columns": columns}
+    refused = hidden.get(f"{path}/rows", params=now)
+    assert (refused.status_code, refused.json()["error"]) == (400, "keys and values are hidden")
+
+    client = page_of("alerts", values=True)
+    value = '{"at": "2026-01-01T00:00:00+00:00", "sum": "7.50"}'
+    rows = client.get(f"{path}/rows", params=now).json()
+    assert [each["name"] for each in rows["columns"]] == ["card", "n", "value"]
+    assert (rows["rows"], rows["epoch"], rows["has_more"]) == ([["ann", "7", value]], 12, False)
+    assert client.get(f"{path}/rows", params={**now, "partition": "1"}).json() == rows
+    found = client.get(f"{path}/rows", params={**now, "key": ["ann", "7"]}).json()
+    assert (found["rows"], found["epoch"]) == (rows["rows"], 12)
+    assert client.get(f"{path}/rows", params={**now, "key": ["bob", "7"]}).json()["rows"] == []
+    for asked, said in (
+        ({"partition": "2"}, "operator 'detect' has no partition 2"),
+        ({"partition": "-1"}, "'-1' is no number of a partition"),
+        ({"table": "detect.first"}, "there is no table 'detect.first' in this job"),
+        ({"table": "detect.first", "key": ["x"]}, "there is no table 'detect.first' in this job"),
+        ({"key": ["ann"]}, "table 'detect.last': a key has the columns card, n, not 1"),
+        ({"key": ["ann", "x"]}, "table 'detect.last': a key's n is a bigint as JSON, not 'x'"),
+    ):
+        refused = client.get(f"{path}/rows", params={**now, **asked})
+        assert (refused.status_code in (400, 404), refused.json()["error"]) == (True, said)
+
+
+def test_a_job_that_does_not_run_has_no_state_now(page_of: Open, alerts: FabricatedJob) -> None:
+    client = page_of(alerts.directory, values=True)
+    path = f"/api/jobs/{only_job(client)['id']}"
+    for name in ("tables", "rows"):
+        refused = client.get(f"{path}/{name}?checkpoint=now&table=detect.last")
+        assert refused.json()["error"] == "job 'alerts' does not run here"
+
+
 def test_the_difference_of_two_checkpoints(page_of: Open, snapshots: Made) -> None:
     for values in (False, True):
         client = page_of(snapshots.checkpoints[0].parents[1], values=values)

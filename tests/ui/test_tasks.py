@@ -201,6 +201,17 @@ def test_why_did_the_job_restart_and_what_did_it_cost(here: Visit, shop: Shop) -
         assert int(each["From checkpoint"]) == known.checkpoint
 
 
+def test_the_cause_of_a_restart_is_on_a_narrow_screen(here: Visit) -> None:
+    here.page.set_viewport_size({"width": 390, "height": 900})
+    go(here, "Restarts")
+    assert len(rows(here, "Interruptions")) == 2
+    for cell in here.page.get_by_role("table", name="Interruptions", exact=True).get_by_role("cell").all():
+        box = cell.bounding_box()
+        assert box is not None
+        assert box["x"] + box["width"] <= 390, cell.inner_text()
+    here.check("restarts on a narrow screen")
+
+
 def test_plot_the_state_by_a_query(here: Visit) -> None:
     main = go(here, "State")
     here.page.get_by_label("SQL", exact=True).fill(
@@ -238,3 +249,33 @@ def test_what_a_killed_job_had_failed_at(here: Visit) -> None:
     go(here, "Restarts")
     assert len(rows(here, "Interruptions")) == 2
     here.check("restarts of a killed job")
+
+
+def test_which_event_changed_a_key_last_and_what_did_it_give(here: Visit) -> None:
+    main = go(here, "Key")
+    here.page.get_by_label("customer (string)").fill("c-0")
+    here.page.keyboard.press("Enter")
+    newest = re.search(r'"orders": (\d+), "last": "([^"]+)"', rows(here, "score.total at checkpoints")[0]["State"])
+    assert newest is not None
+    main.get_by_role("button", name="Each change").press("Enter")
+    step = main.get_by_role("heading", name=re.compile(r"Step (\d+) of \1: epoch"))
+    step.wait_for(timeout=300_000)
+    name = re.match(r"Step (\d+) of", step.inner_text())
+    assert name is not None
+    parts = {each["Part"]: each for each in rows(here, f"State before and after step {name[1]}")}
+    assert parts["total.orders"] == {
+        "Part": "total.orders", "Before": str(int(newest[1]) - 1), "After": newest[1], "Change": "changed",
+    }  # fmt: skip
+    at = parts["total.last"]["After"]
+    assert at.replace("T", " ").removesuffix("+00:00") == newest[2].removesuffix("Z")
+    # The event and the row that it gave have the same columns.
+    assert main.get_by_role("definition").filter(has_text=at).count() == 3, "by, gave, and what it last gave"
+    # Back, by the keyboard: the event before.
+    changes = main.get_by_role("listbox")
+    changes.press("ArrowLeft")
+    main.get_by_role("heading", name=f"Step {int(name[1]) - 1} of {name[1]}").wait_for()
+    (before,) = [
+        each for each in rows(here, f"State before and after step {int(name[1]) - 1}") if each["Part"] == "total.orders"
+    ]
+    assert before["After"] == str(int(newest[1]) - 1)
+    here.check("steps of a key of a killed job")

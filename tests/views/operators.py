@@ -12,12 +12,16 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from strandline.runtime.operators.views import chunks
 from strandline.runtime.operators.views.bags import WEIGHT
 from strandline.runtime.state.store import Store
 from strandline.types.columns import arrow_schema, from_python
 from strandline.types.datatypes import StructType, parse_schema, parse_type
 from strandline.types.murmur import key_group
 from tests.runtime.bench import MAX_PARALLELISM, Bench
+
+# The keys of tests have few rows.
+chunks.CHUNK = 2
 
 KEY = "__strandline_key"
 NAN = float("nan")

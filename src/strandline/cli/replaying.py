@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -218,12 +219,20 @@ def bundle(
 def history(
     program: ProgramOrJob,
     state: Annotated[
-        str, typer.Argument(metavar="STATE", help="UID.STATE, STATE alone, or UID of a built-in operator.")
+        str, typer.Argument(metavar="STATE", help="UID.STATE, STATE alone, or UID: all states of the operator.")
     ],
-    key: Annotated[str, typer.Argument(metavar="KEY", help="Plain text; commas between the parts of a key.")],
+    key: Annotated[
+        str, typer.Argument(metavar="KEY", help="Plain text; of several columns, a JSON list, or commas between.")
+    ],
     args: Arguments = None,
     start: Start = "",
     to: To = None,
+    last: Annotated[
+        int | None, typer.Option(metavar="N", min=1, show_default=False, help="Show the last changes, so many.")
+    ] = None,
+    progress: Annotated[
+        bool, typer.Option("--progress", help="With --json: also lines with the number of epochs that have run.")
+    ] = False,
     job: JobName = "",
     directory: OfDirectory = None,
     local_dir: LocalDir = None,
@@ -238,13 +247,33 @@ def history(
     chosen = job_named(program, args, job, root_of(local_dir), directory)
     from strandline.replay.history import history_of
 
-    count = 0
-    for change in history_of(chosen, _recorded(chosen, start, to), state, key):
-        count += 1
-        if json:
-            print_json(_change_as_data(change))
-            continue
-        _print_change(change)
+    output, count = sys.stdout, 0
+
+    def report(done: int, total: int) -> None:
+        if json and progress:
+            with contextlib.redirect_stdout(output):
+                print_json({"progress": {"done": done, "total": total, "changes": count}})
+
+    def show(change: Change) -> None:
+        with contextlib.redirect_stdout(output):
+            if json:
+                print_json(_change_as_data(change))
+            else:
+                _print_change(change)
+
+    newest: deque[Change] = deque(maxlen=last)
+    # Standard output is for the changes: functions may print, too.
+    with contextlib.redirect_stdout(sys.stderr):
+        for change in history_of(chosen, _recorded(chosen, start, to), state, key, report):
+            count += 1
+            if last is None:
+                show(change)
+            else:
+                newest.append(change)
+    if newest and count > len(newest) and not json:
+        say(f"{count - len(newest)} earlier changes are left out")
+    for change in newest:
+        show(change)
     if not count and not json:
         say(f"no change of {state} for the key {key} in these epochs")
 
@@ -255,8 +284,13 @@ def _print_change(change: Change) -> None:
         print(f"  by    {event!r}")
     print(f"  from  {change.before!r}")
     print(f"  to    {change.after!r}")
+    call = change.made_by
+    for what, (at, is_processing) in call.timer_changes if call else ():
+        print(f"  {what} a timer{' of the clock' if is_processing else ''} for {at.isoformat()}")
     for row in change.rows:
         print(f"  gave  {row!r}")
+    for side, row in call.emitted if call else ():
+        print(f"  gave  {row!r} to '{side}'")
 
 
 def why(
@@ -411,6 +445,7 @@ def _time(us: int) -> str:
 def _change_as_data(change: Change) -> dict[str, Any]:
     from strandline.types.jsonforms import to_json
 
+    call = change.made_by
     return {
         "epoch": change.epoch,
         "now_us": change.now_us,
@@ -418,7 +453,12 @@ def _change_as_data(change: Change) -> dict[str, Any]:
         "event": to_json(change.event),
         "before": to_json(change.before),
         "after": to_json(change.after),
+        "timers": [
+            {"change": what, "at": to_json(at), "clock": is_processing}
+            for what, (at, is_processing) in (call.timer_changes if call else ())
+        ],
         "rows": [to_json(row) for row in change.rows],
+        "sides": [{"side": side, "row": to_json(row)} for side, row in (call.emitted if call else ())],
     }
 
 

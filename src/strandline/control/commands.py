@@ -19,7 +19,7 @@ from strandline.core.errors import UnavailableError
 from strandline.snapshot.savepoints.progress import SavepointProgress
 
 if TYPE_CHECKING:
-    from strandline.keeper.lookups import LookupResult, LookupTable
+    from strandline.keeper.lookups import FirstKeys, LookupResult, LookupTable
 
 A = TypeVar("A", bound=msgspec.Struct)
 R = TypeVar("R")
@@ -55,6 +55,10 @@ class RunningJob(Protocol):
     def lookup(self, table: str, key: Any) -> LookupResult: ...
 
     def lookup_table(self, table: str) -> LookupTable: ...
+
+    def lookup_tables(self) -> dict[str, LookupTable]: ...
+
+    def first_keys(self, table: str, most: int = 100, *, partition: int | None = None) -> FirstKeys: ...
 
     def profile(self, seconds: float = 5.0) -> Profile: ...
 
@@ -158,6 +162,42 @@ class LookupValues(msgspec.Struct, frozen=True):
     values: list[Any]
 
 
+class ListKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """List the first keys of a state: of all partitions, or of one."""
+
+    table: str
+    most: int = 100
+    partition: int | None = None
+
+
+class ListedKeys(msgspec.Struct, frozen=True):
+    """Some keys of a state, each with its value, as JSON."""
+
+    table: str
+    epoch: int
+    columns: dict[str, str]
+    """The types of the columns of a key, by name."""
+    keys: list[list[Any]]
+    values: list[Any]
+    has_more: bool
+
+
+class StateTable(msgspec.Struct, frozen=True):
+    """A state that keys can be looked up in."""
+
+    table: str
+    kind: str
+    partitions: int
+    columns: dict[str, str]
+    """The types of the columns of a key, by name."""
+
+
+class StateTables(msgspec.Struct, frozen=True):
+    """All states of a job that keys can be looked up in."""
+
+    tables: list[StateTable]
+
+
 def _ping(run: RunningJob, _: NoArguments, report: Report) -> Pong:
     status = run.status()
     return Pong(status.job, status.state)
@@ -236,6 +276,26 @@ def _lookup(run: RunningJob, arguments: LookUp, report: Report) -> LookupValues:
     return LookupValues(result.table, result.epoch, to_json(result.value))
 
 
+def _list_keys(run: RunningJob, arguments: ListKeys, report: Report) -> ListedKeys:
+    from strandline.types.jsonforms import to_json
+
+    table = run.lookup_table(arguments.table)
+    first = run.first_keys(arguments.table, arguments.most, partition=arguments.partition)
+    keys, values = [[*map(to_json, key)] for key in first.keys], [*map(to_json, first.values)]
+    return ListedKeys(first.table, first.epoch, _types(table), keys, values, first.has_more)
+
+
+def _tables(run: RunningJob, _: NoArguments, report: Report) -> StateTables:
+    tables = run.lookup_tables()
+    return StateTables([
+        StateTable(name, each.kind, each.partitions, _types(each)) for name, each in tables.items()
+    ])  # fmt: skip
+
+
+def _types(table: LookupTable) -> dict[str, str]:
+    return {field.name: field.type.ddl for field in table.key_columns}
+
+
 def _profile(run: RunningJob, arguments: TakeProfile, report: Report) -> Profile:
     report(ProgressMessage(f"taking samples for {arguments.seconds:g} s"))
     return run.profile(arguments.seconds)
@@ -250,9 +310,24 @@ RESCALE = Command("rescale", Rescale, Status, _rescale)
 ROLLBACK = Command("rollback", Rollback, Status, _rollback)
 STOP = Command("stop", Stop, Pong, _stop)
 LOOKUP = Command("lookup", LookUp, LookupValues, _lookup)
+LIST_KEYS = Command("list keys", ListKeys, ListedKeys, _list_keys)
+TABLES = Command("tables", NoArguments, StateTables, _tables)
 PROFILE = Command("profile", TakeProfile, Profile, _profile)
 
 COMMANDS: dict[str, Command[Any, Any]] = {
     command.name: command
-    for command in (PING, STATUS, RECENT, CHECKPOINT, SAVEPOINT, RESCALE, ROLLBACK, STOP, LOOKUP, PROFILE)
+    for command in (
+        PING,
+        STATUS,
+        RECENT,
+        CHECKPOINT,
+        SAVEPOINT,
+        RESCALE,
+        ROLLBACK,
+        STOP,
+        LOOKUP,
+        LIST_KEYS,
+        TABLES,
+        PROFILE,
+    )
 }

@@ -115,8 +115,10 @@ class ValueCodec:
             raise self._misfit("", None, "the column has nulls, and a stored value is never null")
         if self._layout is not None:
             return self._layout.encode_arrow(array)
-        head, pack = self._head, self._pack
-        return [head + pack(plain) for plain in arrow_to_plain(conform(array, self.type), self.type)]
+        head, pack, array = self._head, self._pack, conform(array, self.type)
+        # In parts, as when they are decoded.
+        parts = (array.slice(at, _AT_ONCE) for at in range(0, len(array), _AT_ONCE))
+        return [head + pack(plain) for part in parts for plain in arrow_to_plain(part, self.type)]
 
     def decode_arrow(self, data: Sequence[bytes | None]) -> pa.Array:
         """Decode values into an Arrow column, null where None."""

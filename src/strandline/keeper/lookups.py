@@ -14,13 +14,23 @@ from strandline.format.keys import KeyCodec
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.format.names import StatePath, matching_names, name_in
 from strandline.format.values import ValueCodec
-from strandline.runtime.state.lookups import KNOWN, TIME, VALUES, Entries, LookupEntries, LookupRequest, looked_up_type
+from strandline.runtime.state.lookups import (
+    KNOWN,
+    MAX_KEYS,
+    TIME,
+    VALUES,
+    Entries,
+    LookupEntries,
+    LookupRequest,
+    looked_up_type,
+)
 from strandline.types.coercion import MisfitError
 from strandline.types.datatypes import Field, StructType, parse_schema, parse_type
 from strandline.types.jsonforms import from_text
 from strandline.types.murmur import key_group
 
-MAX_KEYS = 1000
+MOST_LISTED = 500
+"""The most keys of a list."""
 _BROADCAST_PARTITION = Partition(0)
 """The partition that answers look-ups of broadcast state: each has a copy."""
 
@@ -35,6 +45,20 @@ class LookupResult:
     value: Any
     """For one key: its value, or None; a dict for a map; a list for a list; the times of timers; for windowed
     aggregates, a dict from ends of panes to accumulators. For a list of keys: a list of these, in its order."""
+
+
+@dataclass(frozen=True)
+class FirstKeys:
+    """Some keys of a state in a running job, with what a look-up of each returns."""
+
+    table: str
+    epoch: Epoch
+    """As of a look-up."""
+    keys: list[tuple[Any, ...]]
+    """The columns of each key."""
+    values: list[Any]
+    has_more: bool
+    """Whether the state has, or may have, other keys."""
 
 
 class LookupTable:
@@ -75,6 +99,51 @@ class LookupTable:
             for position, entries in zip(positions, answers[partition].entries, strict=True)
         }
         return min(answer.epoch for answer in answers.values()), [values[position] for position in range(len(values))]
+
+    @property
+    def kind(self) -> str:
+        """The kind of the state."""
+        return self._state.kind
+
+    @property
+    def partitions(self) -> int:
+        """The number of partitions that have keys of their own."""
+        return 1 if self._state.kind == "broadcast" else self._operator.parallelism
+
+    def first_requests(self, most: int, partition: int | None, now_us: int) -> dict[Partition, LookupRequest]:
+        """Return the requests for the first keys: `most`, divided among all partitions or of one of them.
+
+        Raises ConfigurationError for too many keys, and NotFoundError for an unknown partition.
+        """
+        if not 1 <= most <= MOST_LISTED:
+            raise ConfigurationError(
+                f"table '{self.name}': {most} keys are to be listed, expected 1 to {MOST_LISTED}",
+                hint="read many keys from a checkpoint: strandline.state.read, or `strandline state`",
+            )
+        partitions = [Partition(at) for at in range(self.partitions)]
+        if partition is not None and partition not in partitions:
+            raise NotFoundError(
+                f"operator '{self.uid}' has no partition {partition}", hint=f"it has 0 to {len(partitions) - 1}"
+            )
+        partitions = partitions if partition is None else [Partition(partition)]
+        request = LookupRequest(state=self._state.name, keys=[], now_us=now_us, most=-(-most // len(partitions)))
+        return dict.fromkeys(partitions, request)
+
+    def read_first(self, most: int, answers: Mapping[Partition, LookupEntries]) -> FirstKeys:
+        """Return the keys in the answers to `first_requests`, by partition, and their values."""
+        keys, values = list[tuple[Any, ...]](), list[Any]()
+        for _, answer in sorted(answers.items()):
+            keys += map(self._columns, answer.keys)
+            values += map(self._decode_entries, answer.entries)
+        has_more = len(keys) > most or any(answer.has_more for answer in answers.values())
+        epoch = min(answer.epoch for answer in answers.values())
+        return FirstKeys(self.name, epoch, keys[:most], values[:most], has_more)
+
+    def _columns(self, encoded: bytes) -> tuple[Any, ...]:
+        if self._state.kind == "broadcast":
+            return (self._keys.decode_sub(encoded, 0),)
+        _, key, _ = self._keys.decode(encoded)
+        return (key,) if len(self._types) == 1 else tuple(key)
 
     def key_of(self, text: str) -> Any:
         """Parse a key: JSON or, for one column, plain text. Raises StateTypeError."""
@@ -129,11 +198,15 @@ def _timed_entry(entry: tuple[bytes, bytes]) -> tuple[int, bytes]:
     return TIME.unpack(entry[0])[0], entry[1]
 
 
+def tables_of(operators: Sequence[OperatorInfo]) -> dict[str, LookupTable]:
+    """Return the tables of a job by their names."""
+    states = _states_of(operators)
+    return {name_in([*states], path): LookupTable(*of) for path, of in states.items()}
+
+
 def table_of(operators: Sequence[OperatorInfo], name: str) -> LookupTable:
     """Return the table named `uid.state`. Raises NotFoundError, which lists the tables."""
-    tables = {
-        StatePath(op.uid, state.name): (op, state) for op in operators for state in op.states if state.kind in KNOWN
-    }
+    tables = _states_of(operators)
     matches = matching_names(name, [*tables])
     if len(matches) != 1:
         known = ", ".join(name_in([*tables], path) for path in matches or tables)
@@ -144,6 +217,12 @@ def table_of(operators: Sequence[OperatorInfo], name: str) -> LookupTable:
     return LookupTable(*tables[matches[0]])
 
 
+def _states_of(operators: Sequence[OperatorInfo]) -> dict[StatePath, tuple[OperatorInfo, StateInfo]]:
+    return {
+        StatePath(op.uid, state.name): (op, state) for op in operators for state in op.states if state.kind in KNOWN
+    }
+
+
 def look_up(
     table: LookupTable,
     key: Any,
@@ -152,7 +231,7 @@ def look_up(
 ) -> LookupResult:
     """Look up a key, or a list of keys; `ask` sends requests to the keepers of an operator.
 
-    Raises ConfigurationError for more than MOST_KEYS.
+    Raises ConfigurationError for more than MAX_KEYS.
     """
     keys = key if isinstance(key, list) else [key]
     if not 1 <= len(keys) <= MAX_KEYS:
@@ -164,3 +243,14 @@ def look_up(
     answers = ask(table.uid, {partition: request for partition, (_, request) in requests.items()})
     epoch, values = table.read(requests, answers)
     return LookupResult(table.name, epoch, values if isinstance(key, list) else values[0])
+
+
+def list_first(
+    table: LookupTable,
+    most: int,
+    partition: int | None,
+    now_us: int,
+    ask: Callable[[str, Mapping[Partition, LookupRequest]], Mapping[Partition, LookupEntries]],
+) -> FirstKeys:
+    """Return the first keys of a table with their values; `ask` as in `look_up`."""
+    return table.read_first(most, ask(table.uid, table.first_requests(most, partition, now_us)))

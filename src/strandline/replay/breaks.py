@@ -33,6 +33,7 @@ _NAMES = ("state", "key", "event", "epoch", "watermark", "now")
 
 SetTimer = tuple[dt.datetime, bool]
 """A timer's time, and whether it is of the processing time."""
+TimerChange = Literal["set", "deleted"]
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,15 @@ class Call:
     """The event; of on_timer, the timer's time."""
     read: Any = field(default=None, compare=False, repr=False)
     """The event as the operator reads it: a pair of rows, if it has two inputs; of on_timer, the timer."""
-    timers: list[SetTimer] = field(default_factory=list, compare=False, repr=False)
-    """The timers that it has set, once it has run, if `Breaks.on_call` is set."""
+    timer_changes: list[tuple[TimerChange, SetTimer]] = field(default_factory=list, compare=False, repr=False)
+    """The timers that it has set and deleted, in this order, once it has run, if `Breaks.on_call` is set."""
+    emitted: list[tuple[str, Any]] = field(default_factory=list, compare=False, repr=False)
+    """The rows that it has sent to side outputs, each with the output's name, as above."""
+
+    @property
+    def timers(self) -> list[SetTimer]:
+        """The timers that it has set."""
+        return [timer for change, timer in self.timer_changes if change == "set"]
 
     @property
     def place(self) -> tuple[int, str, int, int]:
@@ -134,24 +142,46 @@ def read_handle(handle: Any) -> Any:
 
 
 class NotingTimers:
-    """The timers of a call (`ctx.timers`), which note those that it sets."""
+    """The timers of a call (`ctx.timers`), which note those that it sets and deletes."""
 
-    def __init__(self, timers: Any, noted: list[SetTimer]) -> None:
+    def __init__(self, timers: Any, call: Call) -> None:
         self.plain: Any = timers.plain if isinstance(timers, NotingTimers) else timers
-        self._noted = noted
+        self._call = call
 
     def set(self, at: dt.datetime) -> None:
         """Set a timer."""
         self.plain.set(at)
-        self._noted.append((at, False))
+        self._call.timer_changes.append(("set", (at, False)))
 
     def set_processing(self, at: dt.datetime) -> None:
         """Set a timer of the processing time."""
         self.plain.set_processing(at)
-        self._noted.append((at, True))
+        self._call.timer_changes.append(("set", (at, True)))
+
+    def delete(self, at: dt.datetime) -> None:
+        """Delete a timer."""
+        self.plain.delete(at)
+        self._call.timer_changes.append(("deleted", (at, False)))
+
+    def delete_processing(self, at: dt.datetime) -> None:
+        """Delete a timer of the processing time."""
+        self.plain.delete_processing(at)
+        self._call.timer_changes.append(("deleted", (at, True)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.plain, name)
+
+
+class NotingOutput:
+    """The side outputs of a call, which note the rows that it sends there."""
+
+    def __init__(self, emit: Any, call: Call) -> None:
+        self.plain: Any = emit.plain if isinstance(emit, NotingOutput) else emit
+        self._call = call
+
+    def __call__(self, side: str, row: Any) -> None:
+        self.plain(side, row)
+        self._call.emitted.append((side, row))
 
 
 @dataclass
@@ -238,7 +268,9 @@ class Breaks:
             after = self._before(this, view, ctx)
             note = None
             if self.on_call is not None:
-                ctx.timers = NotingTimers(ctx.timers, this.timers)
+                ctx.timers = NotingTimers(ctx.timers, this)
+                if ctx._emit is not None:
+                    ctx._emit = NotingOutput(ctx._emit, this)
                 note = self.on_call(this, view)
             try:
                 result = original(event, ctx)
@@ -301,7 +333,8 @@ class Breaks:
     def _raised(self, call: Call, error: BaseException) -> None:
         """Note that a call has failed; stop at the frame that raised the error, or for debugpy in another run."""
         # What it has done is taken back if the epoch goes on.
-        call.timers.clear()
+        call.timer_changes.clear()
+        call.emitted.clear()
         if self.failed is not None or self._target is not None or self.has_quit:
             return
         self.failed = call

@@ -154,6 +154,8 @@ class Replay:
     """The only key whose rows run; no state is compared then, since that of other keys stays as it was."""
     also: Callable[[Sequence[Operator]], Collection[Node]] = lambda operators: ()
     """Returns the nodes whose rows are wanted in an epoch's output, beside those that are needed."""
+    report: Callable[[int, int], object] = lambda done, total: None
+    """Called with the number of epochs that have run, and that of all."""
     findings: list[Finding] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -185,11 +187,13 @@ class Replay:
 
     def __iter__(self) -> Iterator[EpochReplay]:
         """Run one epoch after the other; the first that fails is the last."""
-        for record in self.recorded.epochs:
+        self.report(0, len(self.recorded.epochs))
+        for number, record in enumerate(self.recorded.epochs, 1):
             result = self._run(record, self.rows(record))
             yield result
             if result.output is None or self.breaks.has_quit:
                 return
+            self.report(number, len(self.recorded.epochs))
 
     def rows(self, record: EpochRecord) -> Mapping[Node, Rows]:
         """Return the rows that an epoch begins with."""

@@ -27,7 +27,7 @@ from strandline.plan.pipeline import Operator
 from strandline.replay.breaks import Breaks, Call
 from strandline.replay.engine import EpochOutput
 from strandline.replay.history import Change, changes_by_call, changes_by_epoch, event_node, event_nodes, has_calls
-from strandline.replay.keys import keys_in
+from strandline.replay.keys import QueryKey, keys_in
 from strandline.replay.origins import Origins, UnknownOriginError, plain_rows
 from strandline.replay.recorded import START, Recorded, find_recorded
 from strandline.replay.session import KeptInput, Replay, SourceInput, jobdir_of
@@ -61,6 +61,7 @@ class Cause:
     function: str = ""
     """The class of the operator."""
     key: Any = None
+    """In the end, that of a view's operator is a dict of the query's columns."""
     call: Change | None = None
     """The call of a function that gave it, with the states before and after; None for other operators."""
     read: int | None = None
@@ -136,9 +137,21 @@ def explain_row(job: Job, recorded: Recorded, sink: str, condition: str) -> Expl
             return None
         chain.follow()
         last = explanation.last
-        if last is None or last.key is None:
-            return explanation
-        return replace(explanation, history=tuple(chain.history_of(last)))
+        if last is not None and last.key is not None:
+            explanation = replace(explanation, history=tuple(chain.history_of(last)))
+        keys = {node.uid: key for node in job._plan.pipeline.operators if (key := QueryKey.of(node)) is not None}
+        _name_columns(explanation.cause, keys)
+        return explanation
+
+
+def _name_columns(cause: Cause, keys: Mapping[str, QueryKey]) -> None:
+    """Put the columns of the query in place of the keys of views' operators."""
+    key = keys.get(cause.name) if cause.kind == "operator" else None
+    if key is not None:
+        cause.key = None if cause.key is None else key.columns(cause.key)
+        cause.row = None if cause.row is None else key.row(cause.row)
+    for each in cause.causes:
+        _name_columns(each, keys)
 
 
 class _ConditionError(ConfigurationError):

@@ -65,7 +65,7 @@ class OperatorPartition:
 
         None: the state changed whenever it was tried. In the thread that runs the epochs it never does.
         """
-        return self.task.store.turns.read(lambda: LookupEntries(epoch=self.version, entries=self.task.look_up(request)))
+        return self.task.store.turns.read(lambda: self.task.look_up(request, self.version))
 
 
 def _not_empty(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

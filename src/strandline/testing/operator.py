@@ -41,6 +41,7 @@ from strandline.runtime.task.unsaved import Finding
 from strandline.testing.events import AT
 from strandline.testing.nodes import Rows, concat, sort_rows
 from strandline.testing.stored import Restoring
+from strandline.types.coercion import MisfitError
 from strandline.types.columns import build, to_python
 from strandline.types.datatypes import parse_schema, parse_type
 from strandline.types.jsonforms import from_json, from_text
@@ -251,18 +252,34 @@ class Partitions:
         return each.task.store.timers_of(group, key)
 
     def parse_key(self, text: str) -> Any:
-        """Return the key that a text means: plain text, or JSON for a key of several columns."""
-        if len(self._key_types) == 1:
-            return from_text(text, self._key_types[0])
-        parts = json.loads(text)
-        return tuple(from_json(part, kind) for part, kind in zip(parts, self._key_types, strict=True))
+        """Return the key that a text means: plain text or JSON; of several columns a JSON list, or commas between them.
 
-    def _find(self, key: Any) -> tuple[Any, KeyGroup, _OpenPartition]:
+        Raises StateTypeError for a text that is no key.
+        """
         try:
-            key = self._keys.coerce(key)
+            if len(self._key_types) == 1:
+                return self._keys.coerce(from_text(text, self._key_types[0]))
+            if text.startswith("["):
+                parts = [from_json(part, kind) for part, kind in zip(json.loads(text), self._key_types, strict=True)]
+            else:
+                parts = [from_text(part, kind) for part, kind in zip(text.split(","), self._key_types, strict=True)]
+            return self._keys.coerce(tuple(parts))
+        except (MisfitError, ValueError, StateTypeError) as error:
+            raise StateTypeError(
+                f"operator '{self.program.uid}': {text!r} is no key ({', '.join(self.node.keys)}): {error}",
+                hint="a key of several columns is a JSON list, or has commas between its parts",
+                operator=self.program.uid,
+            ) from None
+
+    def _coerced(self, key: Any) -> Any:
+        try:
+            return self._keys.coerce(key)
         except StateTypeError as error:
             message = f"operator '{self.program.uid}': {error.message}"
             raise StateTypeError(message, hint=error.hint, **error.fields) from None
+
+    def _find(self, key: Any) -> tuple[Any, KeyGroup, _OpenPartition]:
+        key = self._coerced(key)
         group = key_group(self._parts(key), self._key_types, self.program.max_parallelism)
         return key, group, self._partitions[self._partition(group)]
 

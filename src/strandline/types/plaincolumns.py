@@ -60,11 +60,9 @@ def _to_plain(array: pa.Array, kind: DataType, hashable: bool) -> list[Any]:
     if isinstance(kind, ArrayType | MapType):
         rows = parts_to_python(array, kind, hashable, _to_plain)
         if isinstance(kind, MapType):
-            for row, (entries, size) in enumerate(zip(rows, np.diff(array.offsets), strict=False)):
+            for entries, size in zip(rows, np.diff(array.offsets), strict=False):
                 if entries is not None and len(entries) != size:
-                    raise StateTypeError(
-                        f"a {kind.ddl} has the same key more than once", hint="keep one of them", index=row
-                    )
+                    raise StateTypeError(f"a {kind.ddl} has the same key more than once", hint="keep one of them")
         return rows
     if isinstance(kind, DecimalType):
         digits = pa.Array.from_buffers(

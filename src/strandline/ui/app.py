@@ -18,6 +18,7 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from strandline.control.client import Driver
 from strandline.control.driverlog import read_entries
 from strandline.control.events import drivers_of
 from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError, UnavailableError
@@ -25,14 +26,18 @@ from strandline.core.version import VERSION
 from strandline.keeper.paths import Places
 from strandline.ui.actions import Actions
 from strandline.ui.browse import Browser
+from strandline.ui.changes import Changes
 from strandline.ui.guard import Guard
 from strandline.ui.history import read_history
 from strandline.ui.jobs import Job, Jobs, url_of
 from strandline.ui.live import LiveJob, Viewer
+from strandline.ui.living import tables_of
 from strandline.ui.past import read_past
 
 _STATIC = Path(__file__).with_name("static")
 _EVENT_S = 1.0
+_NOW = "now"
+"""In place of a checkpoint: the state of the running job."""
 _CODES: tuple[tuple[type[StrandlineError], int], ...] = (
     (NotFoundError, 404), (ConfigurationError, 400), (UnavailableError, 503),
 )  # fmt: skip
@@ -59,6 +64,15 @@ class _Key(msgspec.Struct, forbid_unknown_fields=True):
     key: list[str]
 
 
+class _Changes(msgspec.Struct, forbid_unknown_fields=True):
+    operator: str
+    key: list[str]
+    start: int
+    """The number of the checkpoint with which the replay begins."""
+    to: int | None = None
+    """The last epoch that runs; None: the last that is recorded."""
+
+
 @dataclass
 class Page:
     """The handlers, and what they share."""
@@ -70,6 +84,14 @@ class Page:
     is_over: Callable[[], bool] = lambda: False
     """Whether the server ends, which waits for all answers, also those without an end."""
     _live: dict[str, LiveJob] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        may_run = self.browser.shows_values and not self.read_only
+        self._changes = Changes(self.jobs.local_dir, self.browser.options, may_run)
+
+    def close(self) -> None:
+        """End what the server runs."""
+        self._changes.cancel()
 
     def app(self, token: str, cookie: str) -> Starlette:
         """Return the application, which answers only browsers that came with the token."""
@@ -88,6 +110,9 @@ class Page:
                 Route(f"{job}/query", _endpoint(self._query), methods=["POST"]),
                 Route(f"{job}/difference", _endpoint(self._difference), methods=["POST"]),
                 Route(f"{job}/key", _endpoint(self._key), methods=["POST"]),
+                Route(f"{job}/changes", _endpoint(self._look_for_changes), methods=["GET"]),
+                Route(f"{job}/changes", _endpoint(self._run_changes), methods=["POST"]),
+                Route(f"{job}/changes/cancel", _endpoint(self._cancel_changes), methods=["POST"]),
                 Route(f"{job}/actions/{{action}}", _endpoint(self._act), methods=["POST"]),
                 Mount("/", StaticFiles(directory=_STATIC)),
             ],
@@ -151,10 +176,17 @@ class Page:
         return Places(self.jobs.local_dir, "", job.name)
 
     def _tables(self, request: Request, _: bytes) -> Any:
+        if request.query_params.get("checkpoint") == _NOW:
+            return tables_of(self._driver(request))
         return self.browser.tables(self._snapshot(request))
 
     def _rows(self, request: Request, _: bytes) -> Any:
-        return self.browser.rows(self._snapshot(request), request.query_params.get("table", ""))
+        wanted = request.query_params
+        table = wanted.get("table", "")
+        if wanted.get("checkpoint") == _NOW:
+            key, partition = wanted.getlist("key"), wanted.get("partition", "")
+            return self.browser.living_rows(self._driver(request), table, partition, key)
+        return self.browser.rows(self._snapshot(request), table)
 
     def _query(self, request: Request, body: bytes) -> Any:
         return self.browser.query(self._snapshot(request), _decode(body, _Query).sql)
@@ -169,13 +201,34 @@ class Page:
         wanted, job = _decode(body, _Key), self._job(request)
         checkpoints = read_past(self.jobs.directory_of(job))["checkpoints"]
         complete = [each["checkpoint"] for each in checkpoints if each["state"] == "complete"]
-        return self.browser.key(job, complete, wanted.operator, wanted.key)
+        state = self.browser.key(job, complete, wanted.operator, wanted.key)
+        return state | {"changes": self._changes.plan(job, wanted.operator, state["text"])}
+
+    def _look_for_changes(self, request: Request, _: bytes) -> Any:
+        return {"run": self._changes.look(self._job(request))}
+
+    def _run_changes(self, request: Request, body: bytes) -> Any:
+        self.browser.check()
+        wanted, job = _decode(body, _Changes), self._job(request)
+        self._changes.start(job, wanted.operator, wanted.key, wanted.start, wanted.to)
+        return {"run": self._changes.look(job)}
+
+    def _cancel_changes(self, request: Request, _: bytes) -> Any:
+        job = self._job(request)
+        self._changes.cancel(job)
+        return {"run": self._changes.look(job)}
 
     def _act(self, request: Request, body: bytes) -> Any:
         return self.actions.act(self._job(request), request.path_params["action"], body, read_only=self.read_only)
 
     def _job(self, request: Request) -> Job:
         return self.jobs.get(request.path_params["job"])
+
+    def _driver(self, request: Request) -> Driver:
+        job = self._job(request)
+        if job.driver is None:
+            raise UnavailableError(f"job '{job.name}' does not run here", hint="its checkpoints can be read")
+        return job.driver
 
     def _snapshot(self, request: Request) -> str:
         """Return the url of the checkpoint that a request names, or the job's folder: its newest one."""

@@ -25,16 +25,15 @@ from strandline.snapshot.tools.comparison import KeyDiff
 from strandline.snapshot.tools.diff import diff_snapshots
 from strandline.types.jsonforms import to_json
 from strandline.ui.jobs import Job
+from strandline.ui.living import TIMEOUT_S, first_keys, one_key
+from strandline.ui.steps import cell
 
 _MOST_ROWS = 200
 _MOST_POINTS = 2000
 """Rows of the result of a query, which may be plotted."""
-_MOST_CHARS = 500
-"""Of one cell."""
 _MOST_CHECKPOINTS = 12
 _MOST_KEYS = 50
 """Of one state that differ."""
-_TIMEOUT_S = 10.0
 
 
 @dataclass
@@ -64,14 +63,20 @@ class Browser:
 
     def rows(self, url: str, name: str) -> dict[str, Any]:
         """Return the first rows of a table."""
-        self._check()
+        self.check()
         with pinned_snapshot(url, self.options) as snapshot, StateReader() as reader:
             table = find_table(snapshot, name)
             return _result(snapshot, table.schema, reader.rows(table))
 
+    def living_rows(self, driver: Driver, table: str, partition: str, key: Sequence[str]) -> dict[str, Any]:
+        """Return some keys of a running job's state with their values, or those of one key."""
+        self.check()
+        answer = one_key(driver, table, key) if key else first_keys(driver, table, partition)
+        return {**answer, "rows": [[*map(cell, row)] for row in answer["rows"]]}
+
     def query(self, url: str, sql: str) -> dict[str, Any]:
         """Return the first rows of a SELECT over a snapshot's tables."""
-        self._check()
+        self.check()
         with self._alone(), pinned_snapshot(url, self.options) as snapshot, query(snapshot, sql, self.options) as rows:
             return _result(snapshot, rows.schema, rows, _MOST_POINTS)
 
@@ -96,7 +101,7 @@ class Browser:
 
     def key(self, job: Job, checkpoints: Sequence[int], uid: str, texts: Sequence[str]) -> dict[str, Any]:
         """Return what an operator has for a key: now, if the job runs, and at each of its newest checkpoints."""
-        self._check()
+        self.check()
         tables: dict[str, dict[str, Any]] = {}
         key: Any = None
         for number in sorted(checkpoints)[-_MOST_CHECKPOINTS:]:
@@ -112,11 +117,12 @@ class Browser:
             raise NotFoundError(
                 f"no checkpoint of '{job.name}' has an operator '{uid}'", hint="take a checkpoint, and look again"
             )
+        text = key_text(key, len(texts))
         if job.driver is not None:
             for entry in tables.values():
                 if entry["kind"] in KNOWN:
-                    entry["now"] = _now(job.driver, entry["table"], key, len(texts))
-        return {"operator": uid, "key": [*texts], "tables": [*tables.values()]}
+                    entry["now"] = _now(job.driver, entry["table"], text)
+        return {"operator": uid, "key": [*texts], "text": text, "tables": [*tables.values()]}
 
     def _add(
         self, tables: dict[str, dict[str, Any]], table: Table, number: int, snapshot: Snapshot, reader: StateReader,
@@ -124,11 +130,16 @@ class Browser:
     ) -> None:  # fmt: skip
         if table.is_broadcast:
             return
-        entry = tables.setdefault(table.name, {"table": table.name, "kind": table.state.kind, "at": []})
+        ttl = table.state.ttl
+        entry = tables.setdefault(
+            table.name,
+            {"table": table.name, "kind": table.state.kind, "ttl": ttl.time if ttl else "", "at": []},
+        )  # fmt: skip
         result = _result(snapshot, table.schema, [reader.look_up(table, key)])
         entry["at"].append({"created_ms": snapshot.manifest.created_ms, **result})
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise ConfigurationError unless the page shows values."""
         if not self.shows_values:
             raise ConfigurationError(
                 "keys and values are hidden", hint="start the page with `strandline ui --values shown` to see them"
@@ -144,15 +155,20 @@ class Browser:
             self._querying.release()
 
 
-def _now(driver: Driver, table: str, key: Any, columns: int) -> dict[str, Any]:
-    # As JSON: a key of several columns is a list.
+def key_text(key: Any, columns: int) -> str:
+    """Return a key as commands take it: plain text or JSON; of several columns, a list."""
     plain = to_json(key)
-    text = plain if columns == 1 and isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+    return plain if columns == 1 and isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+
+
+def _now(driver: Driver, table: str, text: str) -> dict[str, Any]:
     try:
-        answer = call(driver, LOOKUP, LookUp(table, [text]), timeout_s=_TIMEOUT_S)
+        answer = call(driver, LOOKUP, LookUp(table, [text]), timeout_s=TIMEOUT_S)
     except StrandlineError as error:
         return {"error": error.message}
-    return {"epoch": answer.epoch, "value": None if answer.values[0] is None else _cell(answer.values[0])}
+    (value,) = answer.values
+    first = value[0] if isinstance(value, list) and value else None
+    return {"epoch": answer.epoch, "value": cell(value), "first": cell(first)}
 
 
 def _result(
@@ -160,7 +176,7 @@ def _result(
 ) -> dict[str, Any]:
     rows: list[list[str | None]] = []
     for batch in first_rows(batches, most + 1):
-        rows += [[*map(_cell, row)] for row in zip(*map(plain_column, batch.columns), strict=True)]
+        rows += [[*map(cell, row)] for row in zip(*map(plain_column, batch.columns), strict=True)]
     return {
         "checkpoint": snapshot.manifest.checkpoint,
         "epoch": snapshot.manifest.epoch,
@@ -176,10 +192,10 @@ def _result(
 def _key(key: KeyDiff) -> dict[str, Any]:
     def side(rows: Sequence[Mapping[str, Any]], count: int) -> str:
         more = f" and {count - len(rows)} more rows" if count > len(rows) else ""
-        return ", ".join(filter(None, map(_cell, rows))) + more
+        return ", ".join(filter(None, map(cell, rows))) + more
 
     return {
-        "change": key.change, "key": _cell([*key.key.values()] if len(key.key) > 1 else next(iter(key.key.values()))),
+        "change": key.change, "key": cell([*key.key.values()] if len(key.key) > 1 else next(iter(key.key.values()))),
         "before": side(key.before, key.rows_before), "after": side(key.after, key.rows_after),
     }  # fmt: skip
 
@@ -190,11 +206,3 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def _is_time(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
-
-
-def _cell(value: Any) -> str | None:
-    """Return a value as text: a browser would round large integers."""
-    if value is None:
-        return None
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS - 1]}…"

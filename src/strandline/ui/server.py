@@ -28,7 +28,10 @@ def serve(page: Page, port: int, announce: Callable[[str], object]) -> None:
         server = uvicorn.Server(config)
         page.is_over = lambda: server.should_exit
         announce(f"http://{_HOST}:{port}/?token={token}")
-        server.run([sock])
+        try:
+            server.run([sock])
+        finally:
+            page.close()
 
 
 def listen(port: int) -> socket.socket:

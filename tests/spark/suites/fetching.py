@@ -1,4 +1,4 @@
-"""Where suites that others wrote are put: python -m tests.spark.suites.fetching [flink|risingwave …] [--from DIR]
+"""Where suites that others wrote are put: python -m tests.spark.suites.fetching [flink|risingwave|arroyo …] [--from DIR]
 
 Repositories are fetched with git at the commit that is named here, only the folders of their tests. Nothing of them is
 part of this repository.
@@ -32,6 +32,9 @@ REPOSITORIES = {
     "risingwave": Repository(
         "https://github.com/risingwavelabs/risingwave", "8eb066c9812c0ed0c7f5e5248014348db074a2bd", ("e2e_test/streaming", "e2e_test/over_window")
     ),
+    "arroyo": Repository(
+        "https://github.com/ArroyoSystems/arroyo", "76f7530f4a55d8b2182b639a8e0dee84d92a35aa", ("crates/arroyo-sql-testing",)
+    ),
 }  # fmt: skip
 
 
@@ -61,7 +64,7 @@ def main() -> None:
     from tests.spark.suites import flinkjars
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("suites", nargs="*", default=["flink", "risingwave"])
+    parser.add_argument("suites", nargs="*", default=["flink", *REPOSITORIES])
     parser.add_argument("--from", dest="origin", type=Path, help="a directory with the suite, in place of the network")
     given = parser.parse_args()
     for name in given.suites:

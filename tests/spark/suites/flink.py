@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from tests.spark.suites.cases import HIDDEN, Case, Check, Input, Row, UnreadableError, as_versions, normal
 from tests.spark.suites.flinkjars import PROGRAMS
@@ -22,16 +24,25 @@ _OTHER = {
     "ConstraintEnforcerTestPrograms": "what a sink does with NULL and lengths",
 }  # fmt: skip
 """Programs that are about something else than queries."""
-_INSERT = re.compile(r"\s*insert\s+into\s+`?(\w+)`?\s*(\([^()]*\))?\s*(?=\(|select|with|values|\()", re.I)
+_INSERT = re.compile(
+    r"\s*insert\s+(?:into|overwrite)\s+`?(\w+)`?\s*(?:partition\s*\(([^()]*)\))?\s*(\([^()]*\))?\s*(?=\(|select|with|values|\()", re.I
+)  # fmt: skip
+"""A sink, its static partition, and the columns that are written."""
 _VIEW = re.compile(r"\s*create\s+(?:temporary\s+)?view\s+`?(\w+)`?\s+as\s+", re.I)
+_SOON = re.compile(r"STATE_TTL\s*\([^)]*'\d+\s*s'", re.I)
 _PARTS = 2
 """Into how many epochs the rows before and after a restore are cut."""
 
 
 def programs() -> Iterator[tuple[str, Case | str]]:
     """Yield each program's name, and its case or why there is none."""
+    times: Counter[str] = Counter()
     for program in json.loads(PROGRAMS.read_text())["programs"]:
         name = f"{program['class'].removesuffix('TestPrograms')}/{program['id']}"
+        times[name] += 1
+        if times[name] > 1:
+            # Flink has two programs of one name.
+            name = f"{name}-{times[name]}"
         try:
             if program["class"] in _OTHER:
                 raise UnreadableError(f"not about queries: {_OTHER[program['class']]}")
@@ -41,8 +52,9 @@ def programs() -> Iterator[tuple[str, Case | str]]:
 
 
 def _case(name: str, steps: Sequence[dict[str, Any]]) -> Case:
-    inputs, sinks, views, checks = [], {}, [], []
-    for step in steps:
+    inputs, sinks, views = [], {}, []
+    checks: list[Check] = []
+    for step in _statements(steps):
         match step["kind"]:
             case "SourceTestStep":
                 inputs.append(_input(step))
@@ -51,22 +63,30 @@ def _case(name: str, steps: Sequence[dict[str, Any]]) -> Case:
             case "FunctionTestStep":
                 raise UnreadableError("a function in Java")
             case "SqlTestStep" if found := _VIEW.match(step["sql"]):
-                views.append((found[1], step["sql"][found.end() :]))
-            case "SqlTestStep" if (found := _INSERT.match(step["sql"])) and not found[2]:
+                query = step["sql"][found.end() :]
+                if re.match(r"select\s+\*\s+from\s*\(\s*values\b", query, re.I):
+                    inputs.append(_values(found[1], query))
+                else:
+                    views.append((found[1], query))
+            case "SqlTestStep" if _SOON.search(step["sql"]):
+                raise UnreadableError("state that is forgotten after seconds, which an epoch takes here")
+            case "SqlTestStep" if found := _INSERT.match(step["sql"]):
                 sink = sinks.get(found[1])
                 if sink is None:
                     raise UnreadableError(f"no sink {found[1]}")
-                names = [name for name, _ in _columns(sink["schema"])]
                 view = f"{found[1]}_{len(checks)}"
                 text = re.sub(r"\bon conflict do \w+\s*$", "", step["sql"][found.end() :].rstrip("; \n"), flags=re.I)
-                query = f"SELECT * FROM (\n{text}\n) AS {view}({', '.join(f'`{each}`' for each in names)})"
-                views.append((view, query))
+                views.append((view, _inserted(sink, view, text, found[2], found[3])))
                 checks += [
                     Check(_PARTS, f"SELECT * FROM {view}", _materialized(sink, sink["before"])),
                     Check(2 * _PARTS, f"SELECT * FROM {view}", _materialized(sink, [*sink["before"], *sink["after"]])),
                 ]
             case "SqlTestStep":
                 raise UnreadableError(f"not a query: {step['sql'].strip()[:60]}")
+            case "FailingSqlTestStep":
+                raise UnreadableError("not about queries: what ON CONFLICT of a sink is refused")
+            case "TemporalFunctionTestStep":
+                raise UnreadableError("not about queries: temporal table functions, which are Java")
             case "ConfigOptionTestStep":
                 pass
             case kind:
@@ -79,6 +99,45 @@ def _case(name: str, steps: Sequence[dict[str, Any]]) -> Case:
             if column and any(re.search(rf"\b{column[1]}\b", query) for _, query in views):
                 raise UnreadableError("the time of processing, which a restart would have otherwise")
     return Case("Flink", name, inputs, views, checks, restart_after=_PARTS)
+
+
+def _statements(steps: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield steps; those that run several statements become one for each."""
+    for step in steps:
+        if step["kind"] == "StatementSetTestStep":
+            yield from ({"kind": "SqlTestStep", "sql": text} for text in step["statements"])
+        else:
+            yield step
+
+
+def _inserted(sink: dict[str, Any], view: str, text: str, partition: str | None, columns: str | None) -> str:
+    """Return a query of the sink's columns, in the order in which its rows are expected."""
+    names = [name for name, _ in _columns(sink["schema"])]
+    fixed = dict(re.split(r"\s*=\s*", each.strip(), maxsplit=1) for each in partition.split(",")) if partition else {}
+    written = columns.split(",") if columns else [name for name in names if name not in fixed]
+    given = [each.strip(" `()\n") for each in written]
+    listed = ", ".join(
+        f"`{name}`" if name in given else f"{fixed.get(name, 'NULL')} AS `{name}`" for name in _stored(sink)
+    )
+    return f"SELECT {listed} FROM (\n{text}\n) AS {view}({', '.join(f'`{each}`' for each in given)})"
+
+
+def _stored(table: dict[str, Any]) -> list[str]:
+    """Return names of columns in the order of Flink's rows: metadata is behind, in the order that the connector gives."""
+    names = [name for name, _ in _columns(table["schema"])]
+    listed = table["options"].get("writable-metadata") or table["options"].get("readable-metadata") or ""
+    metadata = [each for found in listed.split(",") if (each := found.partition(":")[0].strip()) in names]
+    return [*(name for name in names if name not in metadata), *metadata]
+
+
+def _key(schema: Sequence[str]) -> list[str]:
+    """Return the columns of the primary key."""
+    for text in _components(schema):
+        if found := re.match(r"(?:constraint\s+\S+\s+)?`?primary`?\s+key\s*\(([^)]*)\)", text, re.I):
+            return [each.strip(" `") for each in found[1].split(",")]
+        if re.search(r"\w+\s+.*primary key", text, re.I):
+            return [text.split()[0].strip("`")]
+    return []
 
 
 def _components(schema: Sequence[str]) -> list[str]:
@@ -101,9 +160,9 @@ def _columns(schema: Sequence[str]) -> list[tuple[str, str]]:
 
 def spark_type(text: str) -> str:
     """Return a type of Flink as one of Spark's."""
-    kind = re.sub(r"\s*(not null|null|primary key|not enforced|unique)\b", "", text.strip(), flags=re.I)
-    if re.search(r"\bmetadata\b", kind, re.I):
-        raise UnreadableError(f"a column of metadata: {text}")
+    kind = re.sub(
+        r"\s*(not null|null|primary key|not enforced|unique|metadata(\s+from\s+'[^']*')?(\s+virtual)?)(?!\w)", "", text.strip(), flags=re.I
+    )  # fmt: skip
     for pattern, other in (
         (r"\bROW\s*<", "struct<"), (r"\b(VAR)?CHAR\s*\(\d+\)", "string"), (r"\b(VAR)?CHAR\b", "string"), (r"\bINTEGER\b", "int"),
         (r"\bTIMESTAMP_LTZ\b(\(\d\))?", "timestamp"), (r"\bTIMESTAMP\(\d\) WITH LOCAL TIME ZONE", "timestamp"),
@@ -117,20 +176,17 @@ def spark_type(text: str) -> str:
 
 
 def _input(step: dict[str, Any]) -> Input:
-    columns, computed, watermark, key = _columns(step["schema"]), [], None, []
+    stored = dict(_columns(step["schema"]))
+    columns, key = [(name, stored[name]) for name in _stored(step)], _key(step["schema"])
+    computed, watermark = [], None
     for text in _components(step["schema"]):
-        if found := re.match(r"(?:constraint\s+\S+\s+)?`?primary`?\s+key\s*\(([^)]*)\)", text, re.I):
-            key = [each.strip(" `") for each in found[1].split(",")]
-        elif found := re.match(
+        if found := re.match(
             r"watermark\s+for\s+`?(\w+)`?\s+as\s+`?\w+`?\s*(?:-\s*interval\s+'(\d+)'\s+(\w+))?", text, re.I
         ):
             watermark = (found[1], f"{found[2] or 0} {(found[3] or 'second').lower()}")
-        elif found := re.match(r"`?(\w+)`?\s+as\s+(.*)", text, re.I | re.S):
-            if "proctime" not in found[2].lower():
-                ltz = re.sub(r"to_timestamp_ltz\s*\((.*),\s*3\s*\)", r"timestamp_millis(\1)", found[2], flags=re.I)
-                computed.append((found[1], ltz))
-        elif re.search(r"\bprimary key\b", text, re.I):
-            key = [text.split()[0].strip("`")]
+        elif (found := re.match(r"`?(\w+)`?\s+as\s+(.*)", text, re.I | re.S)) and "proctime" not in found[2].lower():
+            ltz = re.sub(r"to_timestamp_ltz\s*\((.*),\s*3\s*\)", r"timestamp_millis(\1)", found[2], flags=re.I)
+            computed.append((found[1], ltz))
     types = [kind for _, kind in columns]
     epochs = [each for part in ("before", "after") for each in _cut([_change(row, types) for row in step[part]])]
     kinds = {kind for changes in epochs for kind, _ in changes}
@@ -144,6 +200,14 @@ def _input(step: dict[str, Any]) -> Input:
     return Input(step["name"], columns, as_versions(epochs), [HIDDEN], computed, watermark)
 
 
+def _values(name: str, query: str) -> Input:
+    """Return a table of rows that stand in a query."""
+    df = SparkSession.active().sql(query)
+    columns = [(each.name, each.dataType.simpleString()) for each in df.schema.fields]
+    parts = _cut([("+I", tuple(row)) for row in df.collect()])
+    return Input(name, columns, [[row for _, row in some] for some in parts])
+
+
 def _cut(changes: list[tuple[str, Row]]) -> list[list[tuple[str, Row]]]:
     middle = (len(changes) + 1) // 2
     return [changes[:middle], changes[middle:]]
@@ -152,10 +216,9 @@ def _cut(changes: list[tuple[str, Row]]) -> list[list[tuple[str, Row]]]:
 def _change(row: Sequence[Any], types: Sequence[str]) -> tuple[str, Row]:
     from pyspark.sql.types import StructType
 
-    kind, *values = row
+    # Columns behind those of the table are metadata that it does not declare.
+    kind, *values = row[: len(types) + 1]
     fields = StructType.fromDDL(", ".join(f"c{at} {each}" for at, each in enumerate(types))).fields
-    if len(values) != len(fields):
-        raise UnreadableError("rows with other columns than the table")
     return kind, tuple(_value(value, each.dataType) for value, each in zip(values, fields, strict=True))
 
 
@@ -186,19 +249,8 @@ def _value(value: Any, kind: Any) -> Any:
 
 def _materialized(sink: dict[str, Any], changes: Sequence[str]) -> list[str] | None:
     """Return the rows that changes make, of a table with a key or a bag; None if they do not add up."""
-    names = [name for name, _ in _columns(sink["schema"])]
-    key = next(
-        (
-            found[1]
-            for text in sink["schema"]
-            if (found := re.match(r"`?primary`?\s+key\s*\(([^)]*)\)", text.strip(), re.I))
-        ),
-        next(
-            (text.split()[0] for text in _components(sink["schema"]) if re.search(r"\w+\s+.*primary key", text, re.I)),
-            "",
-        ),
-    )
-    at = [names.index(each.strip(" `")) for each in key.split(",")] if key else []
+    names = _stored(sink)
+    at = [names.index(each) for each in _key(sink["schema"])]
     rows: dict[Any, list[str]] = {}
     for change in changes:
         kind, row = change[:2], normal(change[3:-1])

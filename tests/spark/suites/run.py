@@ -1,4 +1,4 @@
-"""Runs suites that others wrote as views: python -m tests.spark.suites.run [flink|risingwave …] [--only TEXT]
+"""Runs suites that others wrote as views: python -m tests.spark.suites.run [flink|risingwave|arroyo …] [--only TEXT]
 
 Each case is compared with what its suite expects, and with what Spark answers to the same queries over the same rows.
 build/suites/results has what came out; `python -m tests.spark.suites.report` makes a page of it.
@@ -27,14 +27,15 @@ import strandline as sl
 from strandline.core.errors import StrandlineError
 from strandline.spark.views.dialect import rewritten
 from tests import jvm
-from tests.spark.suites import flink, risingwave
+from tests.spark.suites import arroyo, flink, risingwave
 from tests.spark.suites.cases import GONE, HIDDEN, Bag, Case, Check, Input, Row
 from tests.spark.suites.fetching import HOME
 from tests.spark.views.harness import normal as comparable
 
 RESULTS = HOME / "results"
 """A file for each suite."""
-_BATCH = 5
+SPARK_ALONE = "the suite says no rows: Spark alone was asked"
+_BATCH = 14
 
 
 @dataclass
@@ -53,8 +54,10 @@ def with_own_names(case: Case, number: int) -> Case:
     """Return a case whose tables and views have names that no other case of a job has: uids are made of them."""
     names = [*(each.name for each in case.inputs), *(name for name, _ in case.views)]
     pattern = re.compile(rf"(?<![\w.'])({'|'.join(map(re.escape, names))})(?![\w'])", re.I)
+    hinted = re.compile(rf"'({'|'.join(map(re.escape, names))})'", re.I)
 
     def renamed(text: str) -> str:
+        text = re.sub(r"/\*\+.*?\*/", lambda hint: hinted.sub(rf"'\1_c{number}'", hint[0]), text, flags=re.S)
         return pattern.sub(lambda found: f"{found[1]}_c{number}", text)
 
     return replace(
@@ -65,15 +68,48 @@ def with_own_names(case: Case, number: int) -> Case:
     )
 
 
+class Clock:
+    """A stream with a row in each epoch of the cases: an epoch of the job may be one in which only time passes."""
+
+    def __init__(self, spark: Any, root: Path) -> None:
+        self._spark, self._path, self._read = spark, root / "clock", dict[int, int]()
+        self._path.mkdir()
+
+    def write(self, first: int, last: int) -> None:
+        """Write the files of some epochs."""
+        for epoch in range(first, last):
+            _put(self._spark.createDataFrame([(epoch + 1,)], "epoch int"), self._path, epoch)
+
+    def sink(self) -> Any:
+        source: Any = sl.files_source(
+            self._path, schema="epoch int", format="parquet", name="clock", max_files_per_epoch=1, spark=self._spark
+        )
+        return source.to(sl.sinks.foreach_batch(self._note, name="clock"))
+
+    def _note(self, df: Any, epoch: int) -> None:
+        for row in df.collect():
+            self._read[epoch] = row.epoch
+
+    def at(self, epoch: int) -> int:
+        """Return the epoch of the cases up to which the job's epoch has read."""
+        return max((read for number, read in self._read.items() if number <= epoch), default=0)
+
+
+def _put(df: Any, directory: Path, epoch: int) -> None:
+    path = directory / f"{epoch:04}.parquet"
+    hidden = path.with_name(f"_{path.name}")
+    pq.write_table(df.toArrow(), hidden)
+    os.utime(hidden, (1_700_000_000 + epoch * 10,) * 2)
+    hidden.rename(path)
+
+
 class Running:
     """A case as views, in a job with others."""
 
-    def __init__(self, spark: Any, number: int, case: Case, root: Path) -> None:
-        self.spark, self.given, self.root = spark, case, root / str(number)
+    def __init__(self, spark: Any, number: int, case: Case, root: Path, clock: Clock) -> None:
+        self.spark, self.given, self.root, self.clock = spark, case, root / str(number), clock
         self.case = case = with_own_names(case, number)
         self.number = number
-        self.reached: dict[int, int] = {}
-        """By epoch after which the job has ended: the last one that was run, as others come for timers."""
         self.changes: dict[str, dict[int, list[Row]]] = defaultdict(dict)
         self.views: dict[str, sl.View] = {}
         tables = {each.name: self._table(each) for each in case.inputs}
@@ -86,11 +122,7 @@ class Running:
         for each in self.case.inputs:
             for epoch in range(first, last):
                 rows = each.epochs[epoch] if epoch < len(each.epochs) else []
-                path = self.root / each.name / f"{epoch:04}.parquet"
-                hidden = path.with_name(f"_{path.name}")
-                pq.write_table(self.spark.createDataFrame(list(rows), each.ddl).toArrow(), hidden)
-                os.utime(hidden, (1_700_000_000 + epoch * 10,) * 2)
-                hidden.rename(path)
+                _put(self.spark.createDataFrame(list(rows), each.ddl), self.root / each.name, epoch)
 
     def _table(self, given: Input) -> Any:
         (self.root / given.name).mkdir(parents=True)
@@ -131,12 +163,15 @@ class Running:
         """Compare what the views gave."""
         queries = [query for _, query in self.given.views]
         outcome = Outcome(self.case.suite, self.case.name, "passes", queries=queries)
-        if not any(check.expected for check in self.case.checks):
+        if all(check.expected is None for check in self.case.checks):
+            outcome.detail = SPARK_ALONE
+        elif not any(check.expected for check in self.case.checks):
             outcome.detail = "no rows are expected"
-        for check in self.case.checks:
-            wrong = self._unlike_spark(check)
+        for epoch in sorted({check.epoch for check in self.case.checks}):
+            wrong = self._unlike_spark(epoch)
             if wrong:
                 return Outcome(self.case.suite, self.case.name, "wrong", wrong, queries)
+        for check in self.case.checks:
             differs = self._unlike_suite(check)
             if differs:
                 outcome.result, outcome.detail = "differs", outcome.detail or differs
@@ -145,17 +180,16 @@ class Running:
     def _rows(self, name: str, epoch: int) -> list[Row]:
         counts: Counter[Any] = Counter()
         rows = {}
-        epoch = self.reached.get(epoch, epoch)
         for number, changes in self.changes[name].items():
-            for *row, weight in changes if number <= epoch else ():
+            for *row, weight in changes if self.clock.at(number) <= epoch else ():
                 rows[repr(row)] = tuple(row)
                 counts[repr(row)] += weight
         assert min(counts.values(), default=0) >= 0, f"{name} took back a row that it did not give"
         return [rows[text] for text in counts.elements()]
 
-    def _unlike_spark(self, check: Check) -> str:
+    def _unlike_spark(self, epoch: int) -> str:
         """Return how views differ from what Spark answers."""
-        self._make_tables(check.epoch)
+        self._make_tables(epoch)
         for name, query in self.case.views:
             try:
                 answer = self.spark.sql(rewritten(query).text)
@@ -164,9 +198,21 @@ class Running:
             except (PySparkException, StrandlineError):
                 # Not Spark's SQL: sl.sql has understood it, and only the suite says what is right.
                 return ""
-            found = Counter(repr(comparable(row)) for row in self._rows(name, check.epoch))
+            found = Counter(repr(comparable(row)) for row in self._rows(name, epoch))
             if found != wanted:
-                return f"{name} after epoch {check.epoch}: misses {_few(wanted - found)}, has too many {_few(found - wanted)}"
+                return f"{name} after epoch {epoch}: misses {_few(wanted - found)}, has too many {_few(found - wanted)}"
+        return ""
+
+    def spark_error(self) -> str:
+        """Return the error with which Spark answers to the queries over all rows."""
+        self._make_tables(self.case.epochs)
+        try:
+            for name, query in self.case.views:
+                answer = self.spark.sql(rewritten(query).text)
+                answer.createOrReplaceTempView(name)
+                answer.collect()
+        except PySparkException as error:
+            return str(error).splitlines()[0]
         return ""
 
     def _make_tables(self, epoch: int) -> None:
@@ -205,17 +251,17 @@ def run(spark: Any, cases: Sequence[Case]) -> Iterator[Outcome]:
     """Run cases in one job; those of a job that fails run in two."""
     root = Path(tempfile.mkdtemp(prefix="suites"))
     try:
-        running = []
+        running, clock = [], Clock(spark, root)
         for number, case in enumerate(cases):
             try:
-                running.append(Running(spark, number, case, root))
+                running.append(Running(spark, number, case, root, clock))
             except Exception as error:
                 kind = "refused" if isinstance(error, StrandlineError | PySparkException) else "fails"
                 text = f"{type(error).__name__}: {error}" if kind == "fails" else str(error)
                 yield Outcome(case.suite, case.name, kind, text[:1500], [query for _, query in case.views])
         if not running:
             return
-        failed = _job(spark, running, root)
+        failed = _job(spark, running, root, clock)
         if failed is None:
             for each in running:
                 try:
@@ -230,14 +276,18 @@ def run(spark: Any, cases: Sequence[Case]) -> Iterator[Outcome]:
                 yield from run(spark, [each.given for each in half])
             return
         case = running[0].case
-        yield Outcome(case.suite, case.name, "fails", failed, [query for _, query in case.views])
+        queries = [query for _, query in case.views]
+        if answer := running[0].spark_error():
+            yield Outcome(case.suite, case.name, "differs", f"Spark's answer is an error, too: {answer}", queries)
+        else:
+            yield Outcome(case.suite, case.name, "fails", failed, queries)
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _job(spark: Any, running: Sequence[Running], root: Path) -> str | None:
+def _job(spark: Any, running: Sequence[Running], root: Path, clock: Clock) -> str | None:
     """Run the views of some cases; return the error of the job."""
-    sinks = [sink for each in running for sink in each.sinks()]
+    sinks = [clock.sink(), *(sink for each in running for sink in each.sinks())]
     last = max(each.case.epochs for each in running)
     stops = sorted({each.case.restart_after for each in running if each.case.restart_after} | {last})
     done = 0
@@ -245,6 +295,7 @@ def _job(spark: Any, running: Sequence[Running], root: Path) -> str | None:
         for stop in stops:
             for each in running:
                 each.write(done, stop)
+            clock.write(done, stop)
             done = stop
             job = sl.Job(
                 "suite", sinks=sinks, checkpoints=sl.Checkpoints(root / "checkpoints", retain=2), restart=sl.Restart.never(),
@@ -252,18 +303,16 @@ def _job(spark: Any, running: Sequence[Running], root: Path) -> str | None:
                 settings=sl.Settings(parallelism=1 + stop % 2, local_dir=root / "local", state_memory="256MB"),
             )  # fmt: skip
             job.start(spark).await_termination()
-            for each in running:
-                each.reached[stop] = max((number for some in each.changes.values() for number in some), default=stop)
     except Exception as error:
         return f"{type(error).__name__}: {error}"[:1500]
     return None
 
 
 def batches(cases: Iterable[Case]) -> Iterator[list[Case]]:
-    """Cases that are cut into as many epochs go into one job."""
-    by: dict[Any, list[Case]] = defaultdict(list)
+    """Cases that are cut into about as many epochs go into one job."""
+    by: dict[int, list[Case]] = defaultdict(list)
     for case in cases:
-        some = by[case.epochs // 4, case.restart_after]
+        some = by[case.epochs // 5]
         some.append(case)
         if len(some) == _BATCH:
             yield some
@@ -319,7 +368,7 @@ def main() -> None:
         spark.stop()
 
 
-READERS: dict[str, Any] = {"flink": flink.programs, "risingwave": risingwave.programs}
+READERS: dict[str, Any] = {"flink": flink.programs, "risingwave": risingwave.programs, "arroyo": arroyo.programs}
 
 
 if __name__ == "__main__":

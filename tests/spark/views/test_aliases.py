@@ -14,7 +14,7 @@ from tests.spark.views.harness import Compared, Row, Table
 
 pytestmark = pytest.mark.spark
 
-HOUR, TEN = "INTERVAL '1' HOUR", "INTERVAL '10' MINUTES"
+HOUR, TEN, FIVE = "INTERVAL '1' HOUR", "INTERVAL '10' MINUTES", "INTERVAL '5' MINUTES"
 BEFORE_END = "INTERVAL '1' MILLISECOND"
 SPELLINGS = {
     f"SELECT STREAM room, TUMBLE_END(rowtime, {HOUR}), AVG(temperature) FROM sensors GROUP BY TUMBLE(rowtime, {HOUR}), room":
@@ -41,6 +41,9 @@ SPELLINGS = {
     "SELECT id, date_trunc('hour', rowtime), e FROM sensors, "
     "LATERAL (SELECT date_trunc('hour', rowtime) + make_dt_interval(0, 0, 10 * (i + 1)) AS e FROM range(6) t(i)) "
     "WHERE e > rowtime",
+    f"SELECT id, window_start, window_end FROM TABLE(CUMULATE(TABLE sensors, DESCRIPTOR(rowtime), {TEN}, {HOUR}, {FIVE}))":
+    "SELECT id, w.start, e FROM (SELECT id, rowtime, window(rowtime, '1 hour', '1 hour', '5 minutes') AS w FROM sensors), "
+    "LATERAL (SELECT w.start + make_dt_interval(0, 0, 10 * (i + 1)) AS e FROM range(6) t(i)) WHERE e > rowtime",
     "SELECT room, window_start, window_end, count(*) AS n "
     f"FROM TABLE(SESSION(TABLE sensors PARTITION BY room, DESCRIPTOR(rowtime), {TEN})) "
     "GROUP BY room, window_start, window_end":

@@ -127,6 +127,14 @@ REWRITTEN = [
         "LATERAL VIEW explode(sequence(__first, __window.end, INTERVAL '600' SECOND)) AS window_end)",
     ),
     (
+        "SELECT * FROM TABLE(CUMULATE(TABLE t, DESCRIPTOR(at), INTERVAL '10' MINUTES, INTERVAL '1' HOUR, "
+        "INTERVAL '-8' MINUTES))",
+        "SELECT * FROM (SELECT * EXCEPT (__window, __first, window_end), __window.start AS window_start, window_end, "
+        f"window_end - {MS} AS window_time FROM (SELECT *, window(at, '10 minutes', '10 minutes', '2 minutes').end AS "
+        "__first FROM (SELECT *, window(at, '1 hour', '1 hour', '52 minutes') AS __window FROM t)) "
+        "LATERAL VIEW explode(sequence(__first, __window.end, INTERVAL '600' SECOND)) AS window_end)",
+    ),
+    (
         "SELECT * FROM TABLE(SESSION(TABLE t PARTITION BY (a, b), DESCRIPTOR(at), INTERVAL '1' MINUTE))",
         "SELECT * FROM (SELECT l.*, s.__window.start AS window_start, s.__window.end AS window_end, "
         f"s.__window.end - {MS} AS window_time FROM t AS l JOIN (SELECT a, b, session_window(at, '1 minute') AS "

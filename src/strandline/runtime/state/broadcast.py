@@ -45,6 +45,11 @@ class BroadcastTable(MapTable):
         by_key = {self._encode_sub(sub): value for sub, value in entries}
         return [[(None, by_key[key])] if key in by_key else [] for key in some.encoded]
 
+    def some_keys(self, codec: KeyCodec, most: int) -> list[bytes]:
+        """Return the first keys of the map, which are encoded."""
+        (entries,) = super().kept(KeysToRead([None], [_NO_GROUP], codec))
+        return sorted(self._encode_sub(sub) for sub, _ in entries)[:most]
+
 
 class BroadcastHandle(MapHandle):
     """A map without a key, which only on_broadcast can change."""

@@ -8,7 +8,7 @@ were stored with, and leaves out what has expired. keeper/lookups.py decodes the
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,6 +30,11 @@ TIME: Final = struct.Struct(">q")
 VALUES: Final = ("value", "reducing", "aggregating", "broadcast")
 """Kinds of state with at most one value a key; in broadcast state, a key of the map."""
 KNOWN: Final = (*VALUES, "map", "list", "timers", "panes")
+MAX_KEYS: Final = 1000
+"""The most keys of a look-up."""
+_PIECE = 50
+_MOST_BYTES = 1 << 20
+"""The size of entries after which a list of keys ends."""
 
 Entries = list[tuple[bytes, bytes]]
 """The entries of one key as pairs of bytes: (empty, value); (key, value) of a map; (empty, element) of a list; (time,
@@ -43,6 +48,8 @@ class LookupRequest(msgspec.Struct, frozen=True, kw_only=True):
     keys: list[bytes]
     now_us: int
     """Entries that have expired by this time of the clock are left out."""
+    most: int = 0
+    """If no keys are given: how many keys to return of those that the state has."""
 
 
 class LookupEntries(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +57,10 @@ class LookupEntries(msgspec.Struct, frozen=True, kw_only=True):
 
     epoch: Epoch
     entries: list[Entries] = msgspec.field(name="found")
+    keys: list[bytes] = []
+    """The keys, if none were requested."""
+    has_more: bool = False
+    """Whether the state may have other keys."""
 
 
 def looked_up_type(info: StateInfo, key_columns: int) -> DataType:
@@ -74,11 +85,33 @@ class Lookups:
             if info.kind in KNOWN
         }
 
-    def find(self, request: LookupRequest, reached_us: int | None) -> list[Entries]:
+    def find(self, request: LookupRequest, epoch: Epoch, reached_us: int | None) -> LookupEntries:
         """Return the entries of keys; `reached_us` is the watermark. May mix epochs: see sequence_lock.py."""
+        if request.most:
+            return self._first(request, epoch, reached_us)
+        return LookupEntries(epoch=epoch, entries=self._entries(request, request.keys, reached_us))
+
+    def _entries(self, request: LookupRequest, keys: Sequence[bytes], reached_us: int | None) -> list[Entries]:
         form = self._forms[request.state]
         over_us = reached_us if form.ttl_time == "event" else request.now_us
-        return [form.entries(kept, over_us) for kept in self._store.kept(request.state, request.keys)]
+        return [form.entries(kept, over_us) for kept in self._store.kept(request.state, keys)]
+
+    def _first(self, request: LookupRequest, epoch: Epoch, reached_us: int | None) -> LookupEntries:
+        """Return up to `request.most` keys with their entries. It reads no more keys than a look-up may have."""
+        keys, entries, size = list[bytes](), list[Entries](), 0
+        candidates = self._store.some_keys(request.state, MAX_KEYS)
+        for start in range(0, len(candidates), _PIECE):
+            piece = candidates[start : start + _PIECE]
+            for key, of_key in zip(piece, self._entries(request, piece, reached_us), strict=True):
+                # Nothing is left of a key that was deleted, or has expired.
+                if not of_key:
+                    continue
+                if len(keys) == request.most or size > _MOST_BYTES:
+                    return LookupEntries(epoch=epoch, entries=entries, keys=keys, has_more=True)
+                keys.append(key)
+                entries.append(of_key)
+                size += sum(len(sub) + len(value) for sub, value in of_key)
+        return LookupEntries(epoch=epoch, entries=entries, keys=keys, has_more=len(candidates) == MAX_KEYS)
 
 
 @dataclass(frozen=True)

@@ -186,6 +186,9 @@ class MapTable(ObjectTable):
         cells = map(self._kept_live if self._holds_all else self._kept_of, some.keys, some.encoded)
         return [[entry for entry in cell.items() if entry[1] is not None] for cell in cells]
 
+    def _encoded_key(self, key: Any) -> bytes:
+        return self._encode_key(key)
+
     def _kept_live(self, key: Any, _: bytes) -> Cell:
         # Copy first: `undo` has the old value of every entry that this epoch had written by then.
         cell = dict(self.live.get(key, ()))

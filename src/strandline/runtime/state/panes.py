@@ -239,9 +239,34 @@ class PaneTable(StateTable[PaneChanges]):
                 self._pick(by_key, end, self._merge(rows), some.codec)
         return [by_key[key] for key in some.encoded]
 
+    def some_keys(self, codec: KeyCodec, most: int) -> list[bytes]:
+        """Return the keys of the first key groups: `kept` reads all rows of the key groups of its keys."""
+        panes = [*list(self.panes.values()), *list(self._gone.values())]
+        held = [batch for pane in panes for batch in (*pane.clean, *pane.dirty)]
+        held += [batch for layer in self._inflight for _, batches in list(layer.added.values()) for batch in batches]
+        held, keys = [batch for batch in held if batch.num_rows], set[bytes]()
+        if held:
+            # Of a key, a batch has at most one row.
+            groups = np.concatenate([batch.column(0).to_numpy() for batch in held])
+            last = np.sort(groups)[: most * len(held)][-1:]
+            for batch in held:
+                keys.update(self._keys_of(batch.filter(pc.less_equal(batch.column(0), pa.scalar(last[0]))), codec))
+        stored = iter(()) if self._holds_all else self._backend.scan(self.name)
+        stored_keys: set[bytes] = set()
+        for key, value in stored:
+            group, end, _ = parts_of(key)
+            if end != MARK_END:
+                stored_keys.update(self._keys_of(self._decode(group, value), codec))
+            if len(stored_keys) >= most:
+                break
+        return sorted(keys | stored_keys)[:most]
+
+    def _keys_of(self, rows: pa.RecordBatch, codec: KeyCodec) -> list[bytes]:
+        return codec.encode_arrow(rows.column(0), rows.columns[1 : 1 + len(codec.types)])
+
     def _pick(self, by_key: dict[bytes, KeyEntries], end: int, rows: pa.RecordBatch, codec: KeyCodec) -> None:
         values_at = 1 + len(codec.types)
-        keys = codec.encode_arrow(rows.column(0), rows.columns[1:values_at])
+        keys = self._keys_of(rows, codec)
         fields = list(rows.schema)[values_at:]
         for at, key in enumerate(keys):
             if key in by_key:

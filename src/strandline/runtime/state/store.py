@@ -109,7 +109,7 @@ class StateLimit:
 class Store:
     """One operator partition's tables, and the handles in `process` that work on them. One thread at a time.
 
-    Only what `freeze` returns, and `kept`, may be used in another thread.
+    Only what `freeze` returns, `kept` and `some_keys` may be used in another thread.
     """
 
     def __init__(self, program: Program, process: Process, scope: Scope, backend: Backend, cache_bytes: int) -> None:
@@ -238,6 +238,11 @@ class Store:
         codec = self.keys.codec
         as_objects = isinstance(table, ObjectTable) and not isinstance(table, BroadcastTable)
         return table.kept(KeysToRead(codec.decode_many(encoded) if as_objects else encoded, encoded, codec))
+
+    def some_keys(self, name: str, most: int) -> list[bytes]:
+        """Return some encoded keys of a state: see `StateTable.some_keys`."""
+        (table,) = [table for table in self._tables if table.name == name]
+        return table.some_keys(self.keys.codec, most)
 
     @property
     def next_timers_us(self) -> tuple[int | None, int | None]:

@@ -11,7 +11,9 @@ stays dirty, and each freeze is a copy, which reads can skip.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from threading import Semaphore
 from typing import Any, Generic, TypeVar
 
@@ -111,6 +113,13 @@ class StateTable(Generic[Layer]):
         """
         raise NotImplementedError
 
+    def some_keys(self, codec: KeyCodec, most: int) -> list[bytes]:
+        """Return some encoded keys, of which `kept` may find entries: first those that the backend has, in its order.
+
+        Any thread may call it, with the same reservation. If they are fewer than `most`, there are no others.
+        """
+        raise NotImplementedError
+
     # -- freezing, by kind of table
 
     def _copy(self) -> Layer:
@@ -134,6 +143,25 @@ class StateTable(Generic[Layer]):
         """Prepare for reads of a layer's changes from the backend, as the layer is dropped."""
 
 
+def first_keys(backend: Backend, state: str, codec: KeyCodec, most: int) -> list[bytes]:
+    """Return the first encoded keys that a backend has entries of: a search for each, however many entries it has."""
+    keys: list[bytes] = []
+    first = b""
+    while len(keys) < most:
+        entry = next((entry for entry, _ in backend.scan(state, first=first)), None)
+        if entry is None:
+            break
+        keys.append(entry[: codec.decode(entry)[2]])
+        first = _after(keys[-1])
+    return keys
+
+
+def _after(prefix: bytes) -> bytes:
+    """Return the least bytes that are above all that begin with a prefix, which has other bytes than 0xff."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1])
+
+
 class ObjectTable(StateTable[dict[Any, Any]]):
     """Base of the tables of live objects: dicts by key, which are never replaced, since handles refer to them."""
 
@@ -152,6 +180,21 @@ class ObjectTable(StateTable[dict[Any, Any]]):
 
     def unwritten(self) -> list[dict[Any, Any]]:
         return [self._dirty, *self._frozen]
+
+    def some_keys(self, codec: KeyCodec, most: int) -> list[bytes]:
+        # Layers before the backend, as in `kept`. A list of a dict is made at once, whatever the other thread does.
+        layers = [self._dirty, *self._inflight[::-1]]
+        unwritten: list[bytes] = []
+        for key in [key for layer in layers for key in list(islice(layer, most))]:
+            # The key group of one that was written meanwhile may be forgotten: the backend has it.
+            with suppress(KeyError):
+                unwritten.append(self._encoded_key(key))
+        stored = [] if self._holds_all else first_keys(self._backend, self.name, codec, most)
+        return list(dict.fromkeys([*stored, *unwritten]))[:most]
+
+    def _encoded_key(self, key: Any) -> bytes:
+        """Return the bytes of a key that a layer has."""
+        raise NotImplementedError
 
     def evict(self) -> None:
         self._drop_written()

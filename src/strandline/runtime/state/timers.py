@@ -22,6 +22,7 @@ import numpy as np
 from strandline.backends.base import Backend, Entry
 from strandline.core.errors import UserCodeError
 from strandline.core.times import as_datetime
+from strandline.format.keys import KeyCodec
 from strandline.runtime.state.sortedbag import SortedBag
 from strandline.runtime.state.table import KeyEntries, KeysToRead, StateTable
 
@@ -269,6 +270,17 @@ class TimerTable(StateTable[TimerChanges]):
                 if timer[8:] in by_key and timer not in changed:
                     by_key[timer[8:]].append((_TIME.unpack_from(timer)[0] - _BIAS, None))
         return [by_key[key] for key in some.encoded]
+
+    def some_keys(self, codec: KeyCodec, most: int) -> list[bytes]:
+        """Return the keys of the first key groups: `kept` reads all timers of the key groups of its keys."""
+        keys = {timer[8:] for layer in self._layers() for timer in list(layer.changes)}
+        stored_keys: set[bytes] = set()
+        if not self._holds_all:
+            for entry, _ in islice(self._backend.scan(self.name), 10 * _CHUNK):
+                stored_keys.add(_timer(entry)[8:])
+                if len(stored_keys) == most:
+                    break
+        return sorted(keys | stored_keys)[:most]
 
     @property
     def dirty_bytes(self) -> int:

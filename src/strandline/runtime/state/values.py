@@ -113,6 +113,9 @@ class ValueTable(ObjectTable):
                 values[at] = value
         return [[] if value is None or value is _MISSING else [(None, value)] for value in values]
 
+    def _encoded_key(self, key: Any) -> bytes:
+        return self._encode_keys([key])[0]
+
     def _shrink(self) -> None:
         """If the budget is full, keep those of the keys that were loaded last that take half of it."""
         # Keys that the epoch wrote have to stay: they do not count, or each batch would copy everything.

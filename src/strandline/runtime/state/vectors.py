@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from strandline.backends.base import Backend, Entry
-from strandline.runtime.state.table import KeyEntries, KeysToRead, StateTable
+from strandline.format.keys import KeyCodec
+from strandline.runtime.state.table import KeyEntries, KeysToRead, StateTable, first_keys
 
 Numbers = np.ndarray[Any, Any]
 
@@ -220,6 +222,11 @@ class VectorTable(StateTable[list[Writes]]):
                 values[number] = value
         return [[] if value is None else [(None, value)] for value in values]
 
+    def some_keys(self, codec: KeyCodec, most: int) -> list[bytes]:
+        live = list(islice(self._slots.index, most))
+        stored = [] if self._holds_all else [key for key, _ in islice(self._backend.scan(self.name), most)]
+        return list(dict.fromkeys([*stored, *live]))[:most]
+
     def evict(self) -> None:
         self._drop_written()
         slots = self._slots
@@ -279,6 +286,40 @@ class VectorTable(StateTable[list[Writes]]):
 
     def _let_go(self, layer: list[Writes]) -> None:
         self._released += 1
+
+
+class EntryTable(VectorTable):
+    """Entries of many keys at once: a key's bytes here are those of the key and the sub key."""
+
+    def __init__(self, name: str, backend: Backend, cache_bytes: int, subs: KeyCodec) -> None:
+        super().__init__(name, backend, cache_bytes)
+        self._subs = subs
+
+    def kept(self, some: KeysToRead) -> list[KeyEntries]:
+        # Those in memory first: an entry that is evicted meanwhile is in the backend.
+        names: dict[bytes, dict[bytes, None]] = {key: {} for key in some.encoded}
+        sizes = {*map(len, names)}
+        for name in list(self._slots.index):
+            for size in sizes:
+                if (of_key := names.get(name[:size])) is not None:
+                    of_key[name] = None
+        if not self._holds_all:
+            for key, of_key in names.items():
+                of_key.update(dict.fromkeys(name for name, _ in self._backend.scan(self.name, key)))
+        return [self._entries(key, [*names[key]], some) for key in some.encoded]
+
+    def _entries(self, key: bytes, names: Sequence[bytes], some: KeysToRead) -> KeyEntries:
+        kept = super().kept(replace(some, keys=[], encoded=names))
+        return [
+            (self._subs.decode_sub(name, len(key)), value)
+            for name, entries in zip(names, kept, strict=True)
+            for _, value in entries
+        ]
+
+    def some_keys(self, codec: KeyCodec, most: int) -> list[bytes]:
+        stored = [] if self._holds_all else first_keys(self._backend, self.name, codec, most)
+        live = (name[: codec.decode(name)[2]] for name in list(self._slots.index))
+        return list(islice(dict.fromkeys([*stored, *live]), most))
 
 
 def _has_value(values: Numbers) -> Numbers:

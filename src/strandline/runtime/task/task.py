@@ -24,7 +24,7 @@ from strandline.runtime.operators.joins import user_event
 from strandline.runtime.program import Process, Program
 from strandline.runtime.rowlayout import ROWS
 from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, InputRows, TimedRows
-from strandline.runtime.state.lookups import Entries, LookupRequest, Lookups
+from strandline.runtime.state.lookups import LookupEntries, LookupRequest, Lookups
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.store import Store
 from strandline.runtime.state.timers import passed_us
@@ -246,9 +246,9 @@ class Task:
         self.scope.watermark_us = self._committed_watermark_us
         self.store.abort()
 
-    def look_up(self, request: LookupRequest) -> list[Entries]:
+    def look_up(self, request: LookupRequest, epoch: Epoch) -> LookupEntries:
         """Return the committed entries of some keys. Any thread may call it: see OperatorPartition.look_up."""
-        return self._lookups.find(request, self._committed_watermark_us)
+        return self._lookups.find(request, epoch, self._committed_watermark_us)
 
     def close(self) -> None:
         """Close the user's function."""

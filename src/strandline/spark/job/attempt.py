@@ -29,7 +29,7 @@ from strandline.core.errors import SparkError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.core.settings import Settings
 from strandline.format.manifest import Manifest, OperatorInfo
-from strandline.keeper.lookups import LookupResult, LookupTable, look_up, table_of
+from strandline.keeper.lookups import FirstKeys, LookupResult, LookupTable, list_first, look_up, table_of, tables_of
 from strandline.keeper.paths import Places
 from strandline.snapshot.opening.deletion import release
 from strandline.spark.base.quiet import suppress_error_logs
@@ -263,6 +263,14 @@ class Attempt:
     def look_up(self, table: LookupTable, key: Any) -> LookupResult:
         """Look up keys of a table in the keepers. Thread-safe."""
         return look_up(table, key, self._b.clock.now_ms() * 1000, self._fleet.look_up)
+
+    def tables(self) -> dict[str, LookupTable]:
+        """Return the tables for look-ups by their names."""
+        return tables_of(self._operators)
+
+    def first_keys(self, table: LookupTable, most: int, partition: int | None) -> FirstKeys:
+        """List the first keys of a table with their values, from the keepers. Thread-safe."""
+        return list_first(table, most, partition, self._b.clock.now_ms() * 1000, self._fleet.look_up)
 
     def profile(self, seconds: float) -> list[PartitionProfile]:
         """Take samples of all keepers for this time; raise UnavailableError if the attempt ends meanwhile."""

@@ -23,7 +23,7 @@ from strandline.control.status import GraphNode, Savepoint, Status
 from strandline.core.errors import ConfigurationError, NotFoundError, UnavailableError
 from strandline.core.html import Rows
 from strandline.core.settings import Duration, parse_duration_ms
-from strandline.keeper.lookups import LookupResult, LookupTable
+from strandline.keeper.lookups import FirstKeys, LookupResult, LookupTable
 from strandline.keeper.sampling import LONGEST_S
 from strandline.snapshot.savepoints.progress import SavepointProgress
 from strandline.spark.base.spark_errors import unwrap_error
@@ -171,6 +171,19 @@ class Run:
     def lookup_table(self, table: str) -> LookupTable:
         """Return the description of a table for look-ups, with its key."""
         return self._running_attempt().table(table)
+
+    def lookup_tables(self) -> dict[str, LookupTable]:
+        """Return the descriptions of all tables for look-ups by their names."""
+        return self._running_attempt().tables()
+
+    def first_keys(self, table: str, most: int = 100, *, partition: int | None = None) -> FirstKeys:
+        """Return some keys of the running job's state, with what a look-up of each returns, as of the last epoch.
+
+        `most`, at most 500, is divided among the operator's partitions, or is of one of them. It holds no epoch up, as
+        a look-up does not, and reads no more keys of a partition than one may have: `has_more` says whether there may
+        be others. Raises what `lookup` does, and ConfigurationError for more keys.
+        """
+        return self._ask(lambda attempt: attempt.first_keys(attempt.table(table), most, partition))
 
     def profile(self, seconds: Duration | float = 5.0) -> Profile:
         """Return where the time of the keepers goes, by function: samples of the stacks of all, for this long.

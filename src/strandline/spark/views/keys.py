@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from strandline.core.errors import ConfigurationError
-from strandline.spark.views.catalyst import Catalyst, Expression
+from strandline.spark.views.catalyst import Catalyst, Expression, id_of, kind_of
 from strandline.types.datatypes import ArrayType, DataType, Field, MapType, StructType, parse_type
 
 KEY = "__strandline_key"
+_SIDE = "side"
+_COMPUTED = "_groupingexpression"
+"""Spark's name of a column by which rows are grouped, if it is computed."""
+_NORMALIZED = ("KnownFloatingPointNormalized", "NormalizeNaNAndZero")
 
 
 def join_key_of(
@@ -32,8 +36,38 @@ def key_of(catalyst: Catalyst, keys: Sequence[Expression], side: int | None = No
             condition = catalyst.either(condition, catalyst.is_null(key))
         if condition is not None:
             number = catalyst.if_(condition, catalyst.sql(str(side)), number)
-        fields.append(("side", number))
+        fields.append((_SIDE, number))
     return catalyst.struct(fields)
+
+
+def names_in(catalyst: Catalyst, key: Expression, meanings: Mapping[int, str]) -> list[str] | None:
+    """Return what the query calls the values of a key; None for the key of another operator, as it is.
+
+    `meanings` has those of columns by their ids.
+    """
+    if kind_of(key) == "AttributeReference" and key.name() == KEY:
+        return None
+    if kind_of(key) != "CreateNamedStruct":
+        return [_name_of(catalyst, key, meanings)]
+    parts = catalyst.items(key.children())
+    fields = zip(parts[::2], parts[1::2], strict=True)
+    return [_name_of(catalyst, value, meanings) for name, value in fields if str(name.value().toString()) != _SIDE]
+
+
+def _name_of(catalyst: Catalyst, value: Expression, meanings: Mapping[int, str]) -> str:
+    """Return the column that a value of a key is made of, or the expression if it is computed."""
+    kind = kind_of(value)
+    if kind == "AttributeReference":
+        name = str(value.name())
+        return meanings.get(id_of(value), name) if name.startswith(_COMPUTED) else name
+    if kind in _NORMALIZED:
+        return _name_of(catalyst, value.child(), meanings)
+    if kind == "Concat":
+        parts = catalyst.items(value.children())
+        if len(parts) == 3 and kind_of(parts[1]) == "Literal" and str(parts[1].value()) == "\n":
+            # As `_comparable` makes it: the last part is the value as text.
+            return _name_of(catalyst, parts[2].child(), meanings)
+    return str(value.sql())
 
 
 def check_type(column: Expression) -> None:

@@ -16,6 +16,7 @@ from strandline.plan.graph import Node
 from strandline.runtime.operators.views.bags import WEIGHT
 from strandline.spark.streams.frames import FrameStep, unchecked_step
 from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, Plan, id_of
+from strandline.spark.views.keys import KEY, names_in
 from strandline.spark.views.meaning import short
 from strandline.spark.views.times import Times
 
@@ -145,6 +146,13 @@ class Rows:
     """Whether the node has the column WEIGHT."""
     is_timed: bool = False
     """Whether the node has the hidden columns, too."""
+
+    @property
+    def key_names(self) -> list[str] | None:
+        """Names of the key's values in the query; None without a key, or if an operator above has made it."""
+        name, key = self.columns[0]
+        names = names_in(self.catalyst, key, self.relation.columns) if name == KEY else None
+        return None if names is None else [*unlike(names)]
 
     def node(self) -> FrameStep:
         """Return the node."""

@@ -14,7 +14,6 @@ from strandline.spark.views.rewriting import Piece
 from strandline.spark.views.structure import Span
 from strandline.spark.views.windowcalls import LENGTHS, MILLISECOND, WindowCalls
 
-_WITH_OFFSET = frozenset({"TUMBLE", "HOP"})
 _BEFORE = frozenset({"FROM", "JOIN", "LATERAL", ","})
 
 
@@ -91,13 +90,13 @@ class TableWindows(WindowCalls):
 
     def _cumulate(self, function: _Function) -> tuple[list[Piece], list[Piece]]:
         """Each window of the size begins as often as the step fits in it, and ends a step later each time."""
-        place, (step, size) = function.place, function.lengths
+        place, (step, size), offset = function.place, function.lengths, function.offset
         columns = f"__window.start AS window_start, window_end{_time_of('window_end', function)}"
         before = [
             Piece(f"(SELECT * EXCEPT (__window, __first, window_end), {columns} FROM (SELECT *, ", place),
-            *self.spark("TUMBLE", function.time, (step,), place),
+            *self.spark("TUMBLE", function.time, (step,), place, offset),
             Piece(".end AS __first FROM (SELECT *, ", place),
-            *self.spark("TUMBLE", function.time, (size,), place),
+            *self.spark("TUMBLE", function.time, (size,), place, offset),
             Piece(" AS __window FROM ", place),
         ]
         ends = f"explode(sequence(__first, __window.end, {seconds(step)}))"
@@ -128,7 +127,7 @@ class TableWindows(WindowCalls):
     def _function(self, at: int, place: int) -> _Function:
         query = self.query
         kind = query.tokens[at].word
-        names = ["DATA", "TIMECOL", *LENGTHS[kind], *(["OFFSET"] if kind in _WITH_OFFSET else [])]
+        names = ["DATA", "TIMECOL", *LENGTHS[kind], *(["OFFSET"] if kind != "SESSION" else [])]
         arguments = query.arguments(at + 1)
         spans: dict[str, Span] = {}
         for name, span in zip(names, arguments, strict=False):

@@ -1,7 +1,8 @@
-// The key inspector: what an operator has for one key, now and at each checkpoint that is kept.
+// The key inspector: what an operator has for one key, now and at each checkpoint that is kept, and each change between.
 
-import { Empty, Failure, Hidden, Section, Table } from "./parts.js";
-import { ask, html, moment, number, useAnswer, useState } from "./lib.js";
+import { Changes } from "./changes.js";
+import { Empty, Facts, Failure, Hidden, Section, Table } from "./parts.js";
+import { ask, eventTime, html, moment, number, useAnswer, useState } from "./lib.js";
 
 export function KeyView({ id, past, all }) {
   const tables = useAnswer(past && all.values ? `api/jobs/${id}/tables` : null);
@@ -10,7 +11,7 @@ export function KeyView({ id, past, all }) {
   const [found, setFound] = useState(null);
   const [asked, setAsked] = useState(false);
   if (!all.values)
-    return html`<${Hidden} what="look up a key: its state now and at each checkpoint that is kept, and its timers" />`;
+    return html`<${Hidden} what="look up a key: its state now and at each checkpoint that is kept, its timers, and each change of it" />`;
   if (!tables) return html`<${Empty} text="Reading the newest checkpoint…" />`;
   if (tables.error) return html`<${Failure} of=${tables} />`;
   const uids = Object.keys(tables.keys);
@@ -38,8 +39,37 @@ export function KeyView({ id, past, all }) {
       )}
       <button type="submit" class="main" disabled=${asked || !complete}>${asked ? "Looking…" : "Look up"}</button>
     </form>
-    ${found ? (found.error ? html`<${Failure} of=${found} />` : found.tables.map((table) => html`<${History} table=${table} keys=${columns.map((column) => column.name)} />`)) : html`<${Empty} text="Give a key: its state now, at each checkpoint that is kept, and its timers are shown." />`}
+    ${found ? (found.error ? html`<${Failure} of=${found} />` : html`<${Found} key=${`${uid}/${found.text}`} id=${id} found=${found} keys=${columns.map((column) => column.name)} />`) : html`<${Empty} text="Give a key: its state now, at each checkpoint that is kept, and its timers are shown." />`}
   `;
+}
+
+const Found = ({ id, found, keys }) => html`
+  <${Facts} facts=${[...found.tables.filter((table) => table.kind === "timers").map(nextTimer), nextExpiry(found.tables)]} />
+  <${Changes} id=${id} found=${found} keys=${keys} />
+  ${found.tables.map((table) => html`<${History} table=${table} keys=${keys} />`)}
+`;
+
+const valueOf = (at, row, name) => row[at.columns.findIndex((column) => column.name === name)];
+
+// Of the running job, or as of its newest checkpoint.
+function nextTimer(table) {
+  const title = table.table.endsWith("processing") ? "Next timer, clock" : "Next timer, event time";
+  if (table.now && !table.now.error) return [title, table.now.first ? eventTime(table.now.first) : "none", "now, in UTC"];
+  const at = table.at.at(-1);
+  return [title, at.rows.length ? eventTime(valueOf(at, at.rows[0], "time")) : "none", `at checkpoint ${at.checkpoint}, in UTC`];
+}
+
+// The soonest of all states, as of the newest checkpoint: a running job does not tell when a value expires.
+function nextExpiry(tables) {
+  const expiring = tables.filter((table) => table.ttl);
+  if (!expiring.length) return ["Next expiry", "never", "no state of the operator has a TTL"];
+  const times = expiring.flatMap((table) => {
+    const at = table.at.at(-1);
+    return at.rows.map((row) => ({ table, at: valueOf(at, row, "expires_at") }));
+  });
+  const [first] = times.filter((each) => each.at).sort((a, b) => (a.at < b.at ? -1 : 1));
+  const as = `at checkpoint ${expiring[0].at.at(-1).checkpoint}, in UTC`;
+  return first ? ["Next expiry", eventTime(first.at), `${first.table.table}, by ${first.table.ttl === "event" ? "event time" : "the clock"}, ${as}`] : ["Next expiry", "none", as];
 }
 
 // One line for each state that a table was in; checkpoints without a change are one line.
@@ -62,6 +92,7 @@ function History({ table, keys }) {
         ? html`<p class="told">Nothing at any checkpoint that is kept.</p>`
         : html`<${Table}
             fit=${true}
+            stack=${true}
             caption=${`${table.table} at checkpoints`}
             empty="No checkpoint that is kept has this state."
             rows=${versions.toReversed()}

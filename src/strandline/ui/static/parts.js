@@ -5,14 +5,15 @@ import { html, plural, useState } from "./lib.js";
 const FIRST_ROWS = 20;
 
 // columns: {name, text(row), right, wide, minor, spare}. A spare one is left out if no row has a value, a minor one on a narrow screen.
-export function Table({ columns: possible, rows: every, caption, empty, fit, mark = () => "" }) {
+// With `stack`, each row is a card on a narrow screen, in which nothing lies beyond the edge.
+export function Table({ columns: possible, rows: every, caption, empty, fit, stack, mark = () => "" }) {
   const [whole, setWhole] = useState(false);
   const rows = whole ? every : every.slice(0, FIRST_ROWS);
   const columns = possible.filter((column) => !column.spare || every.some((row) => column.text(row) !== "–"));
   if (!rows.length) return html`<${Empty} text=${empty} />`;
   return html`
     <div class="scroll" tabindex="0" role="region" aria-label=${caption}>
-      <table class=${fit ? "fit" : ""}>
+      <table class=${`${fit ? "fit" : ""} ${stack ? "stack" : ""}`}>
         <caption class="unseen">${caption}</caption>
         <thead>
           <tr>${columns.map((column) => html`<th scope="col" class=${`${column.right ? "right" : ""} ${column.minor ? "minor" : ""}`}>${column.name}</th>`)}</tr>
@@ -21,7 +22,7 @@ export function Table({ columns: possible, rows: every, caption, empty, fit, mar
           ${rows.map(
             (row) => html`<tr class=${mark(row)}>
               ${columns.map(
-                (column) => html`<td class=${`${column.right ? "right" : ""} ${column.wide ? "wide" : ""} ${column.minor ? "minor" : ""}`}>
+                (column) => html`<td data-name=${column.name} class=${`${column.right ? "right" : ""} ${column.wide ? "wide" : ""} ${column.minor ? "minor" : ""}`}>
                   ${column.text(row)}
                 </td>`,
               )}

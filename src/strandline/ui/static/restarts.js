@@ -13,6 +13,7 @@ export function RestartsView({ id, live, past, turn }) {
       ${live || history
         ? html`<${Table}
             caption="Interruptions"
+            stack=${true}
             empty=${live ? "The job has worked without interruption since its start." : "The log of events on this machine has no interruption of the job."}
             rows=${[...known.values()].sort((a, b) => b.at_ms - a.at_ms)}
             columns=${[

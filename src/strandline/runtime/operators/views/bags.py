@@ -115,6 +115,13 @@ class Bag:
         np.add.at(sums, self.of_key, self.counts)
         return sums
 
+    def ones(self) -> Bag:
+        """Return the bag with an entry for each time that a row counts."""
+        if not len(self) or self.counts.max() <= 1:
+            return self
+        indices, signs = self.repeated()
+        return self.take(indices).counted(signs)
+
     def repeated(self) -> tuple[Numbers, Numbers]:
         """Return the index of each entry as often as it counts, and for each the sign."""
         times = np.abs(self.counts)
@@ -142,8 +149,13 @@ def from_state(values: pa.Array, kind: RowType) -> Bag:
     return Bag(np.repeat(np.arange(len(values)), lengths), rows, counts.to_numpy(zero_copy_only=False))
 
 
-def to_state(bag: Bag, keys: int, where: str) -> pa.Array:
-    """Return the states of keys: null for one without rows. Raise CorruptionError for a row that was not there."""
+def entries_of(bag: Bag) -> pa.StructArray:
+    """Return the entries of a bag as a state has them."""
+    return pa.StructArray.from_arrays([pa.array(bag.counts), bag.rows], names=["n", "row"])
+
+
+def refuse_absent(bag: Bag, where: str) -> None:
+    """Raise CorruptionError if a row was taken back that was not there."""
     if len(bag) and bag.counts.min() < 0:
         row = bag.rows[int(np.argmin(bag.counts))].as_py()
         raise CorruptionError(
@@ -151,11 +163,13 @@ def to_state(bag: Bag, keys: int, where: str) -> pa.Array:
             hint="a source that gives the changes of a table gave one that does not fit the table; "
             "if there is none, this is an error of Strandline",
         )
+
+
+def to_state(bag: Bag, keys: int, where: str) -> pa.Array:
+    """Return the states of keys: null for one without rows. Raise CorruptionError for a row that was not there."""
+    refuse_absent(bag, where)
     order = np.argsort(bag.of_key, kind="stable")
     sizes = np.bincount(bag.of_key, minlength=keys)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
-    entries = pa.StructArray.from_arrays(
-        [pa.array(bag.counts[order]), bag.rows.take(pa.array(order))], names=["n", "row"]
-    )
     mask = pa.array(sizes == 0)
-    return pa.ListArray.from_arrays(pa.array(offsets), entries, mask=mask)
+    return pa.ListArray.from_arrays(pa.array(offsets), entries_of(bag.take(order)), mask=mask)

@@ -75,11 +75,14 @@ class EpochOperator(ColumnarProcess):
 
 def changed_rows(kind: RowType, of_row: Numbers, columns: Sequence[pa.Array], weights: pa.Array) -> Bag:
     """Return an epoch's changes of one input, summed."""
+    return rows_by_key(kind, of_row, columns, weights).summed(kind)
+
+
+def rows_by_key(kind: RowType, of_row: Numbers, columns: Sequence[pa.Array], weights: pa.Array) -> Bag:
+    """Return an epoch's changes of one input as they came."""
     counts = weights.to_numpy(zero_copy_only=False)
     bag = Bag(of_row, kind.rows_of(columns), counts)
-    if not counts.all():
-        bag = bag.take(np.flatnonzero(counts))
-    return bag.summed(kind)
+    return bag if counts.all() else bag.take(np.flatnonzero(counts))
 
 
 def change_rows(kind: RowType, bag: Bag) -> pa.RecordBatch:

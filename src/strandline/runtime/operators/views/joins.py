@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from strandline.api.states import Value
-from strandline.runtime.operators.views.bags import WEIGHT, Bag, Numbers, RowType, from_state, to_state
+from strandline.backends.base import Backend
+from strandline.format.schemas import Schemas
+from strandline.runtime.operators.views.bags import WEIGHT, Bag, Numbers, RowType, from_state, refuse_absent, to_state
+from strandline.runtime.operators.views.chunks import Chunks
 from strandline.runtime.operators.views.inputs import EpochOperator, change_rows, changed_rows
 from strandline.runtime.state.columnar import BatchKeys
 from strandline.runtime.state.scope import Scope
+from strandline.runtime.state.table import StateTable
 from strandline.types.datatypes import StructType
 
 How = Literal["inner", "left", "right", "full", "semi", "anti", "existence"]
 """`existence`: every left row, and whether it has a partner."""
 PAIRED: tuple[How, ...] = ("inner", "left", "right", "full")
 """The kinds whose results have the columns of both sides."""
-_LEFT, _RIGHT = "left", "right"
+_SIDES = "left", "right"
+
+
+@dataclass(frozen=True)
+class _Added:
+    """An epoch's changes of one side."""
+
+    rows: Bag
+    touched: Numbers
+    """The numbers of the keys that it has, also of changes that cancel out."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +43,7 @@ class _Side:
     kind: RowType
     added: Bag
     before: Bag
+    """All rows of the keys in which the other side changes; of others, perhaps."""
     after: Bag
     had: Numbers
     """By key: whether it had rows before."""
@@ -48,15 +62,31 @@ class Joining(EpochOperator):
         self._how = how
         self._kinds = RowType(left), RowType(right)
         self._result = RowType(result)
-        self.own_states = {_LEFT: Value(self._kinds[0].bag_ddl), _RIGHT: Value(self._kinds[1].bag_ddl)}
+        self._chunks = {name: Chunks(name, kind) for name, kind in zip(_SIDES, self._kinds, strict=True)}
+        self.keep_for(None)
+
+    def keep_for(self, ttl_ms: int | None) -> None:
+        # What expires is forgotten with its key, so it is one value.
+        is_value, kinds = ttl_ms is not None, zip(_SIDES, self._kinds, strict=True)
+        self.own_states = {name: Value(kind.bag_ddl) for name, kind in kinds} if is_value else {}
+        self.own_tables = () if is_value else [each.info for each in self._chunks.values()]
+        super().keep_for(ttl_ms)
+
+    def bind(
+        self, backend: Backend, groups: range, schemas: Mapping[str, Schemas], cache_bytes: int
+    ) -> Sequence[StateTable[Any]]:
+        if self.ttl_ms is not None:
+            return ()
+        return [
+            each.bind(backend, schemas.get(name, Schemas()), cache_bytes // 2) for name, each in self._chunks.items()
+        ]
 
     def changes(
         self, keys: BatchKeys, of_row: Numbers, columns: Sequence[pa.Array], scope: Scope
     ) -> pa.RecordBatch | None:
-        left, right = (
-            self._side(name, kind, keys, of_row, half, scope)
-            for name, kind, half in zip((_LEFT, _RIGHT), self._kinds, columns, strict=False)
-        )
+        lefts, rights = (_added(kind, of_row, half) for kind, half in zip(self._kinds, columns, strict=False))
+        left = self._side(0, keys, lefts, rights, scope)
+        right = self._side(1, keys, rights, lefts, scope)
         parts = [part for part in self._parts(left, right) if len(part)]
         if not parts:
             return None
@@ -69,27 +99,42 @@ class Joining(EpochOperator):
             result = result.summed(self._result)
         return change_rows(self._result, result)
 
-    def _side(
-        self, name: str, kind: RowType, keys: BatchKeys, of_row: Numbers, half: pa.StructArray, scope: Scope
-    ) -> _Side:
+    def _side(self, side: int, keys: BatchKeys, change: _Added, other: _Added, scope: Scope) -> _Side:
         """Add the changes of one side to its state."""
-        state, count = vars(self)[name], len(keys)
-        at = np.flatnonzero(half.is_valid().to_numpy(zero_copy_only=False))
-        rows = half.take(pa.array(at))
-        is_weighted = half.type.get_field_index(WEIGHT) >= 0
-        weights = rows.field(WEIGHT) if is_weighted else pa.array(np.ones(len(rows), np.int64))
-        added = changed_rows(kind, of_row[at], [rows.field(name) for name in kind.columns.names], weights)
+        name, kind, added, count = _SIDES[side], self._kinds[side], change.rows, len(keys)
+        where = f"operator '{scope.uid}', the {name} rows"
+        if self.ttl_ms is not None:
+            return self._expiring_side(name, kind, keys, change, where)
+        chunks = self._chunks[name]
+        ends = chunks.find(keys.encoded)
+        has_less, is_asked = np.zeros(count, bool), np.zeros(count, bool)
+        has_less[added.of_key[added.counts < 0]] = True
+        # All rows of a key count if the other side changes, or if some are taken back.
+        is_asked[other.rows.of_key] = True
+        is_asked |= has_less
+        before = chunks.whole(ends, is_asked)
+        after = before.plus(added.of_keys(is_asked))
+        had = ends.has_rows
+        has = had.copy()
+        has[added.of_key] = True
+        chunks.append(ends, added.of_keys(~has_less))
+        if has_less.any():
+            after = after.of_keys(~has_less).plus(after.of_keys(has_less).summed(kind))
+            refuse_absent(after, where)
+            has[has_less] = np.bincount(after.of_key, minlength=count)[has_less] > 0
+            chunks.replace(ends, has_less, after.of_keys(has_less))
+        return _Side(kind, added, before, after, had, has)
+
+    def _expiring_side(self, name: str, kind: RowType, keys: BatchKeys, change: _Added, where: str) -> _Side:
+        state, added, count = vars(self)[name], change.rows, len(keys)
         before = from_state(state.get_many(keys), kind)
         after = before.plus(added)
         if len(added) and added.counts.min() < 0:
-            after = after.summed(kind)
-            if self.ttl_ms is not None:
-                after = after.there()
-                added = before.negated().plus(after).summed(kind)
-        changed = np.unique(added.of_key if self.ttl_ms is None else of_row[at])
+            after = after.summed(kind).there()
+            added = before.negated().plus(after).summed(kind)
+        changed = np.unique(change.touched)
         if len(changed):
-            values = to_state(after, count, f"operator '{scope.uid}', the {name} rows")
-            state.put_many(keys.take(changed), values.take(pa.array(changed)))
+            state.put_many(keys.take(changed), to_state(after, count, where).take(pa.array(changed)))
         had, has = (np.bincount(bag.of_key, minlength=count) > 0 for bag in (before, after))
         return _Side(kind, added, before, after, had, has)
 
@@ -132,6 +177,16 @@ class Joining(EpochOperator):
 
     def _bag(self, of_key: Numbers, columns: Sequence[pa.Array], counts: Numbers) -> Bag:
         return Bag(of_key, pa.StructArray.from_arrays(columns, fields=list(self._result.arrow)), counts)
+
+
+def _added(kind: RowType, of_row: Numbers, half: pa.StructArray) -> _Added:
+    """Return an epoch's changes of a side."""
+    at = np.flatnonzero(half.is_valid().to_numpy(zero_copy_only=False))
+    rows = half.take(pa.array(at))
+    is_weighted = half.type.get_field_index(WEIGHT) >= 0
+    weights = rows.field(WEIGHT) if is_weighted else pa.array(np.ones(len(rows), np.int64))
+    added = changed_rows(kind, of_row[at], [rows.field(name) for name in kind.columns.names], weights)
+    return _Added(added, of_row[at])
 
 
 def _without(side: _Side, other: _Side) -> Iterator[Bag]:

@@ -26,7 +26,7 @@ from strandline.runtime.state.columnar import BatchKeys, TimedRows
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.table import StateTable
 from strandline.runtime.state.timers import TimerTable, earliest, passed_us
-from strandline.runtime.state.vectors import KeySlots, VectorTable
+from strandline.runtime.state.vectors import EntryTable, KeySlots
 from strandline.types.datatypes import LongType, StructType, parse_type
 
 _STEPS = 8
@@ -107,7 +107,7 @@ class Side:
     def bind(self, backend: Backend, groups: range, schemas: Schemas, cache_bytes: int) -> list[StateTable[Any]]:
         """Create the tables."""
         self._codec: ValueCodec = schemas.codec(parse_type(self.ddl))
-        self._table = VectorTable(self.name, backend, cache_bytes)
+        self._table = EntryTable(self.name, backend, cache_bytes, _BUCKETS)
         self.ends = TimerTable(f"timers.{self.name}", backend, groups)
         return [self._table, self.ends]
 
