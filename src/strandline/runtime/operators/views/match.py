@@ -1,7 +1,7 @@
 """MATCH_RECOGNIZE: matches of a pattern in the rows of each key, in the order of their times.
 
 A row waits until the watermark has passed it. Then it takes its place among the rows of its key, and stays there for as
-long as a match may still have it. State has rows alone, and no partial matches: these are outcome again from the rows.
+long as a match may still have it. State has rows alone, and no partial matches: those are found again from the rows.
 """
 
 from __future__ import annotations
