@@ -63,7 +63,8 @@ def test_functions_are_counted_where_they_are() -> None:
     within: Counter[str] = Counter()
     for stack, count in stacks:
         within.update(dict.fromkeys(stack, count))
-    assert within[f"{__name__}.outer"] == samples.count
+    # A generator's frame may be seen just before Python has linked it with its caller's.
+    assert within[f"{__name__}.outer"] > samples.count / 2
     assert within[f"{__name__}.inner"] > samples.count / 2
     deepest = {stack[-1] for stack, _ in stacks}
     assert all(name.startswith("line ") for name in deepest), deepest
