@@ -137,6 +137,7 @@ def test_state_sql_and_a_key(chromium: Any, shop: Shop) -> None:
     shoot(here, "state-1280-light", 1160)
     here.page.select_option("select[name=snapshot]", "now")
     here.page.wait_for_selector("text=SQL and all rows are of checkpoints")
+    here.page.click("text=score.shops")
     here.page.wait_for_selector("text=as of epoch")
     here.check("state")
     assert len(here.page.query_selector_all("section:last-of-type tbody tr")) > 10
