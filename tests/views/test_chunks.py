@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from strandline.core.errors import CorruptionError
+from strandline.format.keys import KeyCodec
 from strandline.runtime.operators.views import chunks
 from strandline.runtime.operators.views.joins import Joining
-from strandline.types.datatypes import parse_schema
+from strandline.runtime.state.vectors import EntryTable
+from strandline.types.datatypes import LongType, parse_schema
 from tests.runtime.looking import find
 from tests.soak import BACKENDS
 from tests.views.operators import KEY, Operator
@@ -76,6 +79,18 @@ def test_an_epoch_that_is_given_up(bench: Operator, monkeypatch: pytest.MonkeyPa
     bench.epoch_of([lefts(4, 5)], abort=True)
     bench.epoch_of([lefts(*range(1, 4), weight=-1)], abort=True)
     assert chunks_of(bench) == {0: (1, [3]), 1: (0, [1, 2])}
+
+
+def test_a_chunk_that_is_missing_is_noticed(bench: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "CHUNK", 2)
+    bench.epoch_of([lefts(1, 2, 3, 4, 5)])
+    (table,) = (each for each in bench.task.store._tables if each.name == "left")
+    assert isinstance(table, EntryTable)
+    (name,) = (each for each in table._slots.index if each.endswith(KeyCodec([LongType()]).encode_sub(2)))
+    table.put(table.find([name]), [None])
+    table.commit()
+    with pytest.raises(CorruptionError, match="1 of 2 full chunks of a join's rows are missing"):
+        bench.epoch_of([rights("a")])
 
 
 def test_keys_are_listed(bench: Operator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.backends.base import Backend
+from strandline.core.errors import CorruptionError
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import StateInfo
 from strandline.format.schemas import Schemas
@@ -56,11 +57,14 @@ class Chunks:
 
     def find(self, encoded: Sequence[bytes]) -> LastChunks:
         """Read the last chunk of each of some keys."""
-        full, last = self._read([key + _LAST_SUB for key in encoded])
-        return LastChunks(encoded, full, last)
+        stored = self._stored([key + _LAST_SUB for key in encoded])
+        full, rows = stored.field(0), stored.field(1)
+        if stored.null_count:
+            rows = pa.ListArray.from_arrays(rows.offsets, rows.values, mask=stored.is_null())
+        return LastChunks(encoded, full.fill_null(0).to_numpy(zero_copy_only=False), from_state(rows, self._kind))
 
     def whole(self, ends: LastChunks, chosen: Numbers) -> Bag:
-        """Return all rows of those keys for which `chosen` is true."""
+        """Return all rows of those keys for which `chosen` is true. Raise CorruptionError if a chunk is missing."""
         last = ends.last.of_keys(chosen)
         keys = np.flatnonzero(chosen & (ends.full > 0))
         if not len(keys):
@@ -68,7 +72,13 @@ class Chunks:
         of_chunk = np.repeat(keys, ends.full[keys])
         subs = [_NUMBERS.encode_sub(number) for number in range(int(ends.full[keys].max()) + 1)]
         names = [ends.encoded[key] + sub for key in keys.tolist() for sub in subs[1 : ends.full[key] + 1]]
-        _, rows = self._read(names)
+        stored = self._stored(names)
+        if stored.null_count:
+            raise CorruptionError(
+                f"state '{self.name}': {stored.null_count} of {len(stored)} full chunks of a join's rows are missing",
+                hint="restore an older checkpoint; this is an error of Strandline, or of the disk",
+            )
+        rows = from_state(stored.field(1), self._kind)
         return Bag(of_chunk[rows.of_key], rows.rows, rows.counts).plus(last)
 
     def append(self, ends: LastChunks, added: Bag) -> None:
@@ -90,12 +100,8 @@ class Chunks:
         ]
         self._table.put(self._table.find(gone), [None] * len(gone))
 
-    def _read(self, names: list[bytes]) -> tuple[Numbers, Bag]:
-        stored = self._codec.decode_arrow(self._table.get(self._table.find(names)))
-        full, rows = stored.field(0), stored.field(1)
-        if stored.null_count:
-            rows = pa.ListArray.from_arrays(rows.offsets, rows.values, mask=stored.is_null())
-        return full.fill_null(0).to_numpy(zero_copy_only=False), from_state(rows, self._kind)
+    def _stored(self, names: list[bytes]) -> pa.StructArray:
+        return self._codec.decode_arrow(self._table.get(self._table.find(names)))
 
     def _write(self, encoded: Sequence[bytes], keys: Numbers, full: Numbers, rows: Bag) -> None:
         """Write rows of keys into chunks behind those that are full; nothing for a key without rows."""
