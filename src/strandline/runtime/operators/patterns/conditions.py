@@ -87,7 +87,7 @@ def evaluator(condition: Condition, slots: Sequence[Slot]) -> Evaluator:
 
 
 def parts_of(condition: Condition) -> list[Condition]:
-    """Return a condition and all that it is maker of."""
+    """Return a condition and all that it is made of."""
     inner = condition.arguments if isinstance(condition, Call) else ()
     return [condition, *(part for each in inner for part in parts_of(each))]
 

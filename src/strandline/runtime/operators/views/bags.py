@@ -168,8 +168,13 @@ def refuse_absent(bag: Bag, where: str) -> None:
 def to_state(bag: Bag, keys: int, where: str) -> pa.Array:
     """Return the states of keys: null for one without rows. Raise CorruptionError for a row that was not there."""
     refuse_absent(bag, where)
-    order = np.argsort(bag.of_key, kind="stable")
-    sizes = np.bincount(bag.of_key, minlength=keys)
+    return lists_by_key(entries_of(bag), bag.of_key, keys)
+
+
+def lists_by_key(entries: pa.StructArray, of_key: Numbers, keys: int) -> pa.ListArray:
+    """Return the entries of each key as a list, in their order: null for a key without any."""
+    order = np.argsort(of_key, kind="stable")
+    sizes = np.bincount(of_key, minlength=keys)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
     mask = pa.array(sizes == 0)
-    return pa.ListArray.from_arrays(pa.array(offsets), entries_of(bag.take(order)), mask=mask)
+    return pa.ListArray.from_arrays(pa.array(offsets), entries.take(pa.array(order)), mask=mask)

@@ -6,8 +6,7 @@ long as a match may still have it. State has rows alone, and no partial matches:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,52 +14,23 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.api.states import Value
-from strandline.backends.base import Backend
 from strandline.core.errors import UserCodeError
 from strandline.core.times import END_US, LAST_US, within
-from strandline.format.keys import KeyCodec
-from strandline.format.manifest import StateInfo
-from strandline.format.schemas import Schemas
 from strandline.runtime.operators.patterns.search import Match, Matching, Search
-from strandline.runtime.operators.views.bags import WEIGHT, Numbers, RowType
-from strandline.runtime.operators.views.inputs import EpochOperator
+from strandline.runtime.operators.views.bags import WEIGHT, RowType
 from strandline.runtime.operators.views.top import Order, sortable
+from strandline.runtime.operators.views.waiting import FlaggedRows, WaitingOperator
 from strandline.runtime.state.columnar import BatchKeys, TimedRows
 from strandline.runtime.state.scope import Scope
-from strandline.runtime.state.table import StateTable
-from strandline.runtime.state.timers import TimerTable, passed_us
 from strandline.types.datatypes import StructType
 
-_WAITING, _PASSED, _ENDS = "waiting", "passed", "timers.ends"
+_WAITING, _PASSED = "waiting", "passed"
 
 _ASCENDING = Order(0, is_descending=False, nulls_last=False)
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Rows of keys; `open`: a row that may begin a match."""
-
-    of_key: Numbers
-    at: Numbers
-    open: Numbers
-    rows: pa.StructArray
-
-    def __len__(self) -> int:
-        return len(self.at)
-
-    def take(self, chosen: Numbers) -> _Rows:
-        """Return some of the rows."""
-        return _Rows(self.of_key[chosen], self.at[chosen], self.open[chosen], self.rows.take(pa.array(chosen)))
-
-    def plus(self, other: _Rows) -> _Rows:
-        """Return the rows of both."""
-        names = ("of_key", "at", "open")
-        parts = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in names}
-        return _Rows(rows=pa.concat_arrays([self.rows, other.rows]), **parts)
-
-
-class MatchRecognizing(EpochOperator):
-    """The matches of a pattern in the rows of each key.
+class MatchRecognizing(WaitingOperator):
+    """The matches of a pattern in the rows of each key. The flag of a row is whether it may begin one.
 
     A row of the input has the key, the columns, and its time. Rows of equal times are in the order of `order`, and then
     of all columns. A match comes when the watermark says that no row can change it. A row that is late is dropped, and
@@ -81,26 +51,14 @@ class MatchRecognizing(EpochOperator):
 
         `lag_us`: how far behind the watermark times may be. The results are the slots of `matching`.
         """
-        super().__init__()
-        self._key, self._kind, self._result = key, RowType(columns), RowType(result)
+        super().__init__(key, {_WAITING: "", _PASSED: "open"})
+        self._kind, self._result = RowType(columns), RowType(result)
         self._matching, self._order, self._before, self._lag_us = matching, list(order), list(before), lag_us
         self._most_before = max((count for _, count in before), default=0)
         self.own_states = {
             _WAITING: Value(f"array<struct<at: bigint, row: {columns.ddl}>>"),
             _PASSED: Value(f"array<struct<at: bigint, open: boolean, row: {columns.ddl}>>"),
         }
-        self.own_tables = [StateInfo(name=_ENDS, kind="timers", value_type="")]
-
-    def bind(
-        self, backend: Backend, groups: range, schemas: Mapping[str, Schemas], cache_bytes: int
-    ) -> Sequence[StateTable[Any]]:
-        self._codec = KeyCodec([field.type for field in self._key.fields])
-        self._ends = TimerTable(_ENDS, backend, groups)
-        return [self._ends]
-
-    @property
-    def next_due_us(self) -> int | None:
-        return self._ends.next_us()
 
     @cached_property
     def _search(self) -> Search:
@@ -118,23 +76,18 @@ class MatchRecognizing(EpochOperator):
             is_late = is_kept & (at < scope.watermark_us - self._lag_us)
             self.late_rows += int(is_late.sum())
             is_kept &= ~is_late
-        arrived = _Rows(of_row, at, np.ones(len(at), bool), self._kind.rows_of(columns)).take(np.flatnonzero(is_kept))
+        arrived = FlaggedRows(of_row, at, np.ones(len(at), bool), self._kind.rows_of(columns))
+        arrived = arrived.take(np.flatnonzero(is_kept))
         if len(arrived):
             waiting = self._stored(_WAITING, keys).plus(arrived)
-            self._put(_WAITING, keys, waiting, np.unique(arrived.of_key))
-            for key, due_us in {*zip(arrived.of_key.tolist(), (arrived.at + self._lag_us).tolist(), strict=True)}:
-                self._ends.set(keys.encoded[key], due_us)
+            self._put(_WAITING, keys, waiting, arrived.of_key)
+            self._wake(keys, arrived.of_key, arrived.at + self._lag_us)
         yield from ()
 
     def on_watermark(self, scope: Scope) -> Iterator[TimedRows]:
         """Yield the matches that no row can change any more; drop the rows that no match can have any more."""
-        encoded: list[bytes] = []
-        for _ in self._ends.fire(passed_us(scope.watermark_us or 0), lambda keys: encoded.extend(keys)):
-            pass
-        if not encoded or scope.watermark_us is None:
+        if (keys := self._due(scope)) is None or scope.watermark_us is None:
             return
-        keys = BatchKeys.decoded(list(dict.fromkeys(encoded)), self._codec)
-        keys.are_distinct = True
         reached_us = None if scope.watermark_us == END_US else scope.watermark_us - self._lag_us
         waiting = self._stored(_WAITING, keys)
         is_over = np.ones(len(waiting), bool) if reached_us is None else waiting.at < reached_us
@@ -143,15 +96,15 @@ class MatchRecognizing(EpochOperator):
         rows = rows.take(np.argsort(rows.of_key, kind="stable"))
         if is_over.any():
             left = waiting.take(np.flatnonzero(~is_over))
-            self._put(_WAITING, keys, left, np.unique(waiting.of_key[is_over]))
+            self._put(_WAITING, keys, left, waiting.of_key[is_over])
         columns = self._columns(rows)
         matches, kept = self._matches(keys, rows, columns, reached_us)
         self._put(_PASSED, keys, kept, np.arange(len(keys)))
-        self._wake(keys, passed, kept)
+        self._wait_for_more(keys, passed, kept)
         if matches:
             yield self._output(rows, columns, matches)
 
-    def _sorted(self, rows: _Rows) -> _Rows:
+    def _sorted(self, rows: FlaggedRows) -> FlaggedRows:
         """Return rows in the order of keys, times, the columns of ORDER BY, and the bits of all columns."""
         columns = rows.rows.flatten()
         ties = [(column, _ASCENDING) for column in self._kind.comparable(rows.rows)]
@@ -159,7 +112,7 @@ class MatchRecognizing(EpochOperator):
         by = [part for column, order in pairs for part in sortable(column, order)]
         return rows.take(np.lexsort((*reversed(by), rows.at, rows.of_key)))
 
-    def _columns(self, rows: _Rows) -> list[pa.Array]:
+    def _columns(self, rows: FlaggedRows) -> list[pa.Array]:
         """Return the columns of rows, and those of the rows before each."""
         columns: list[pa.Array] = rows.rows.flatten()
         first = np.searchsorted(rows.of_key, rows.of_key)
@@ -169,8 +122,8 @@ class MatchRecognizing(EpochOperator):
         return columns
 
     def _matches(
-        self, keys: BatchKeys, rows: _Rows, columns: Sequence[pa.Array], reached_us: int | None
-    ) -> tuple[list[Match], _Rows]:
+        self, keys: BatchKeys, rows: FlaggedRows, columns: Sequence[pa.Array], reached_us: int | None
+    ) -> tuple[list[Match], FlaggedRows]:
         """Return the matches of all keys, and the rows that stay."""
         read, times = self._search.columns, rows.at.tolist()
         values = [_values(column) if at in read else [] for at, column in enumerate(columns)]
@@ -179,31 +132,30 @@ class MatchRecognizing(EpochOperator):
         ends = np.searchsorted(rows.of_key, np.arange(len(keys)), "right").tolist()
         begin = 0
         for end in ends:
-            starts = (begin + np.flatnonzero(rows.open[begin:end])).tolist()
+            starts = (begin + np.flatnonzero(rows.flag[begin:end])).tolist()
             outcome = self._search.find(values, times, starts, end, reached_us)
             matches += outcome.matches
             is_open[outcome.open] = True
             first = outcome.open[0] if outcome.open else end
             stays[max(begin, first - self._most_before) : end] = True
             begin = end
-        return matches, _Rows(rows.of_key, rows.at, is_open, rows.rows).take(np.flatnonzero(stays))
+        return matches, FlaggedRows(rows.of_key, rows.at, is_open, rows.rows).take(np.flatnonzero(stays))
 
-    def _wake(self, keys: BatchKeys, before: _Rows, now: _Rows) -> None:
+    def _wait_for_more(self, keys: BatchKeys, before: FlaggedRows, now: FlaggedRows) -> None:
         """Set timers for when it is known which match begins at the first open row of each key."""
-        open_keys, first = np.unique(now.of_key[now.open], return_index=True)
+        open_keys, first = np.unique(now.of_key[now.flag], return_index=True)
         if (within_us := self._matching.within_us) is not None:
-            due_us = now.at[now.open][first] + within_us + self._lag_us - 1
-            for key, at_us in zip(open_keys.tolist(), due_us.tolist(), strict=True):
-                self._ends.set(keys.encoded[key], at_us)
+            due_us = now.at[now.flag][first] + within_us + self._lag_us - 1
+            self._wake(keys, open_keys, due_us)
             return
         # Without WITHIN, at the end of event time: no other watermark passes the last time.
-        were_open = np.unique(before.of_key[before.open])
-        for key in np.setdiff1d(open_keys, were_open).tolist():
-            self._ends.set(keys.encoded[key], LAST_US)
+        were_open = np.unique(before.of_key[before.flag])
+        newly_open = np.setdiff1d(open_keys, were_open)
+        self._wake(keys, newly_open, np.full(len(newly_open), LAST_US))
         for key in np.setdiff1d(were_open, open_keys).tolist():
             self._ends.delete(keys.encoded[key], LAST_US)
 
-    def _output(self, rows: _Rows, columns: Sequence[pa.Array], matches: Sequence[Match]) -> TimedRows:
+    def _output(self, rows: FlaggedRows, columns: Sequence[pa.Array], matches: Sequence[Match]) -> TimedRows:
         """Return matches as output rows: what each slot holds."""
         parts = []
         for at, (slot, field) in enumerate(zip(self._matching.slots, self._result.arrow, strict=True)):
@@ -216,28 +168,6 @@ class MatchRecognizing(EpochOperator):
         names = [*self._result.columns.names, WEIGHT]
         times = within(rows.at[[match.last for match in matches]])
         return pa.RecordBatch.from_arrays([*parts, signs], names=names), pa.array(times)
-
-    # -- state
-
-    def _stored(self, name: str, keys: BatchKeys) -> _Rows:
-        values = vars(self)[name].get_many(keys)
-        sizes = values.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-        at, *is_open, rows = values.flatten().flatten()
-        of_key = np.repeat(np.arange(len(keys)), sizes)
-        is_open = is_open[0].to_numpy(zero_copy_only=False).astype(bool) if is_open else np.ones(len(of_key), bool)
-        return _Rows(of_key, at.to_numpy(zero_copy_only=False), is_open, rows)
-
-    def _put(self, name: str, keys: BatchKeys, rows: _Rows, changed: Numbers) -> None:
-        """Store the rows of those keys that have changed."""
-        rows = rows.take(np.argsort(rows.of_key, kind="stable"))
-        sizes = np.bincount(rows.of_key, minlength=len(keys))
-        offsets = pa.array(np.append(0, np.cumsum(sizes)).astype(np.int32))
-        parts = {"at": pa.array(rows.at), "open": pa.array(rows.open), "row": rows.rows}
-        if name == _WAITING:
-            del parts["open"]
-        entries = pa.StructArray.from_arrays([*parts.values()], names=[*parts])
-        values = pa.ListArray.from_arrays(offsets, entries, mask=pa.array(sizes == 0))
-        vars(self)[name].put_many(keys.take(changed), values.take(pa.array(changed)))
 
 
 def _values(column: pa.Array) -> list[Any]:

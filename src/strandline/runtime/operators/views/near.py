@@ -19,7 +19,7 @@ from strandline.format.keys import KeyCodec
 from strandline.format.manifest import StateInfo
 from strandline.format.schemas import Schemas
 from strandline.format.values import ValueCodec
-from strandline.runtime.operators.views.bags import WEIGHT, Numbers, RowType
+from strandline.runtime.operators.views.bags import WEIGHT, Numbers, RowType, lists_by_key
 from strandline.runtime.operators.views.inputs import EpochOperator
 from strandline.runtime.operators.views.joins import PAIRED, How
 from strandline.runtime.state.columnar import BatchKeys, TimedRows
@@ -134,14 +134,12 @@ class Side:
         number = np.full(len(entries.of_key), -1)
         number[changed] = np.arange(len(changed))
         rows = rows.take(np.flatnonzero(number[rows.entry] >= 0))
-        rows = rows.take(np.argsort(number[rows.entry], kind="stable"))
-        sizes = np.bincount(number[rows.entry], minlength=len(changed))
-        offsets = pa.array(np.append(0, np.cumsum(sizes)).astype(np.int32))
         parts = [pa.array(rows.at), pa.array(rows.matched), rows.rows]
-        values = pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(parts, names=["at", "matched", "row"]))
-        has = sizes > 0
-        coded = iter(self._codec.encode_arrow(values.filter(pa.array(has))))
-        self._table.put(entries.places.some(changed.tolist()), [next(coded) if each else None for each in has.tolist()])
+        stored = pa.StructArray.from_arrays(parts, names=["at", "matched", "row"])
+        values = lists_by_key(stored, number[rows.entry], len(changed))
+        coded = iter(self._codec.encode_arrow(values.drop_null()))
+        has = values.is_valid().to_pylist()
+        self._table.put(entries.places.some(changed.tolist()), [next(coded) if each else None for each in has])
 
     def wake(self, encoded: Sequence[bytes], of_key: Numbers, times: Numbers) -> None:
         """Set timers for when the rows of some times have no partner any more."""
