@@ -27,6 +27,7 @@ from tests.ui.showing import begin
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(600)]
 
 PROGRAM = """
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -43,6 +44,8 @@ class Seen(sl.KeyedProcess):
 
     def on_event(self, event, ctx):
         print("a line of the program's own")
+        # Past Python's standard output, as a library of C code writes.
+        os.write(1, b'{"progress": {"done": 7}}\\n{"call": "on_event", "before": 1, "after": 2}\\n')
         if self.total.value:
             ctx.timers.delete_processing(ctx.now + timedelta(hours=1))
         self.total.value = self.total.value + event.amount

@@ -6,11 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from strandline.ui.changes import Changes, Run
 from strandline.ui.child import INPUT_CLOSED, TIME_IS_UP
 from tests.cli.conftest import environment
 from tests.control.talking import wait_until
@@ -107,3 +110,14 @@ def test_its_time_is_bounded(start: Start) -> None:
 def test_it_has_the_exit_code_of_its_command(start: Start, tmp_path: Path) -> None:
     assert start(600, "raise SystemExit(7)").wait(60) == 7
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_line_that_is_none_of_ours_fails_the_run_and_another_can_begin(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", """print('{"progress": {"done": 7}}')"""],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    run = Run("id", "tills", "seen", ["a"], 1, 1, process)
+    with pytest.raises(KeyError, match="total"):
+        Changes(tmp_path, {}, may_run=True)._follow(run, ExitStack())
+    assert (run.state, run.steps) == ("failed", deque())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +20,26 @@ _TIME_FIELDS = frozenset(["since_ms", "created_ms", "triggered_ms", "completed_m
 # Wide enough that no cell of a table in a file or a pipe is wrapped.
 _FILE_WIDTH = 400
 _CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)], "\ufffd") | {ord("\n"): "\n", ord("\t"): "\t"}
+
+
+@contextlib.contextmanager
+def programs_on_stderr() -> Iterator[TextIO]:
+    """Yield standard output, which is for the command's result: what programs write there goes to standard error.
+
+    Also what is written past Python, by libraries and processes that start meanwhile.
+    """
+    output = sys.stdout
+    with contextlib.ExitStack() as at_end:
+        # Else it has been replaced already, as by a test.
+        if isinstance(output, TextIOWrapper) and output is sys.__stdout__:
+            output.flush()
+            saved = os.dup(1)
+            at_end.callback(os.close, saved)
+            at_end.callback(os.dup2, saved, 1)
+            output = at_end.enter_context(os.fdopen(os.dup(1), "w", encoding=output.encoding, errors=output.errors))
+            os.dup2(2, 1)
+        at_end.enter_context(contextlib.redirect_stdout(sys.stderr))
+        yield output
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ import typer
 
 from strandline.cli.driver import prepare
 from strandline.cli.jobs import OfDirectory
-from strandline.cli.output import json_text, print_json, say
+from strandline.cli.output import json_text, print_json, programs_on_stderr, say
 from strandline.cli.stores import AsJson, LocalDir, root_of
 from strandline.cli.upgrades import run_until_job
 from strandline.control.client import is_directory
@@ -247,29 +246,29 @@ def history(
     chosen = job_named(program, args, job, root_of(local_dir), directory)
     from strandline.replay.history import history_of
 
-    output, count = sys.stdout, 0
-
-    def report(done: int, total: int) -> None:
-        if json and progress:
-            with contextlib.redirect_stdout(output):
-                print_json({"progress": {"done": done, "total": total, "changes": count}})
+    count = 0
+    newest: deque[Change] = deque(maxlen=last)
 
     def show(change: Change) -> None:
-        with contextlib.redirect_stdout(output):
-            if json:
-                print_json(_change_as_data(change))
-            else:
-                _print_change(change)
+        if json:
+            print_json(_change_as_data(change))
+        else:
+            _print_change(change)
 
-    newest: deque[Change] = deque(maxlen=last)
-    # Standard output is for the changes: functions may print, too.
-    with contextlib.redirect_stdout(sys.stderr):
+    with programs_on_stderr() as output:
+
+        def report(done: int, total: int) -> None:
+            if json and progress:
+                with contextlib.redirect_stdout(output):
+                    print_json({"progress": {"done": done, "total": total, "changes": count}})
+
         for change in history_of(chosen, _recorded(chosen, start, to), state, key, report):
             count += 1
-            if last is None:
-                show(change)
-            else:
+            if last is not None:
                 newest.append(change)
+                continue
+            with contextlib.redirect_stdout(output):
+                show(change)
     if newest and count > len(newest) and not json:
         say(f"{count - len(newest)} earlier changes are left out")
     for change in newest:
@@ -515,8 +514,7 @@ def job_of(program: Path, args: list[str], name: str) -> Job:
     from strandline.spark.job.checking import JobCollector
 
     collector = JobCollector()
-    # Standard output is for the result, so that the program's output goes to standard error.
-    with contextlib.redirect_stdout(sys.stderr):
+    with programs_on_stderr():
         code = run_until_job(program, collector)
     if code:
         raise typer.Exit(code)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
@@ -13,7 +11,7 @@ import typer
 
 from strandline.cli.driver import outcome, prepare
 from strandline.cli.orders import Drop, FromNow, Restore, by_job, restores
-from strandline.cli.output import Table, print_json, say
+from strandline.cli.output import Table, print_json, programs_on_stderr, say
 from strandline.cli.stores import AsJson
 from strandline.core.errors import ConfigurationError
 
@@ -60,8 +58,7 @@ def check_upgrade(
     from strandline.spark.job.checking import JobCollector
 
     collector = JobCollector()
-    # Standard output is for the result, so that the program's output goes to standard error.
-    with contextlib.redirect_stdout(sys.stderr):
+    with programs_on_stderr():
         code = run_until_job(program, collector)
     if code:
         raise typer.Exit(code)

@@ -180,20 +180,27 @@ class Changes:
         assert process.stdout is not None
         assert process.stderr is not None
         listening = threading.Thread(target=messages.extend, args=(process.stderr,), name="strandline-ui-listen")
-        with until_end, process:
-            listening.start()
-            for line in process.stdout:
-                self._take(run, line)
-            listening.join()
-            code = process.wait()
-        with self._lock:
-            if run.state != "running":
-                return
-            if code == 0:
-                run.state = "done"
-                return
-            run.state = "failed"
-            run.error, run.hint = self._why(code, messages)
+        code = 1
+        try:
+            with until_end, process:
+                listening.start()
+                for line in process.stdout:
+                    self._take(run, line)
+                listening.join()
+                code = process.wait()
+        finally:
+            # Also if a line is none of ours: another run can begin.
+            with self._lock:
+                self._end(run, code, messages)
+
+    def _end(self, run: Run, code: int, messages: Sequence[str]) -> None:
+        if run.state != "running":
+            return
+        if code == 0:
+            run.state = "done"
+            return
+        run.state = "failed"
+        run.error, run.hint = self._why(code, messages)
 
     def _take(self, run: Run, line: str) -> None:
         data = _decoded(line)
