@@ -23,8 +23,10 @@ import strandline as sl
 from strandline.control.client import call, find_driver
 from strandline.control.commands import LOOKUP, TABLES, LookUp, LookupValues, NoArguments
 from strandline.core import failpoints
+from strandline.core.errors import SparkError
 from strandline.keeper.lookups import LookupResult
 from strandline.spark.base.session import local_dirs
+from strandline.spark.job.attempt import Attempt
 from strandline.spark.keepers.exchange import Exchange
 from strandline.spark.keepers.worker import RequestWorker
 from strandline.spark.lower.frames import FrameBuilder
@@ -215,6 +217,25 @@ def test_available_now_processes_everything_and_ends(spark: Any, case: Case) -> 
     assert (run.status().state, run.status().restarts) == ("finished", 1)
     assert "query of the job was stopped" in run.status().last_failure
     assert small.rows_of(sink) == small.counted(users(case))
+
+
+def test_a_query_that_is_stopped_in_an_epoch_is_the_reason_of_its_error(
+    spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_finished = Attempt._query_finished
+
+    def wait_for_error(attempt: Attempt) -> bool:
+        # Spark interrupts the epoch: its error is there before the job sees that the query has ended.
+        if not attempt.query.isActive:
+            attempt.driver.failed.wait(2)
+        return has_finished(attempt)
+
+    monkeypatch.setattr(Attempt, "_query_finished", wait_for_error)
+    case.add(2)
+    failpoints.arm("epoch.sink.before", lambda: stop_queries(spark))
+    run = small.job(sl.stream(small.source(spark, case.root / "in")), case.root, case.local_dir).start(spark)
+    with pytest.raises(SparkError, match="query of the job was stopped"):
+        run.await_termination(60)
 
 
 def test_a_checkpoint_does_not_wait_for_the_epoch_after_it(

@@ -146,11 +146,21 @@ class SourceWatch:
             raise unwrap_error(error)
         if self._ends and (has_read_all(self.query) or self._has_read_only_batch()):
             return True
-        raise SparkError(
-            "Spark's streaming query of the job was stopped, and not by the job",
-            hint="stop the job instead: run.stop() or `strandline stop`; if a program stops the queries in "
-            "spark.streams.active, let it leave out run.query",
-        )
+        raise _stopped()
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Return the reason of an epoch's error: if Spark failed because the query was stopped, that it was.
+
+        A query is active until the function of its epoch returns, unless it was stopped: Spark interrupts its thread
+        and cancels its jobs.
+        """
+        if not isinstance(error, SparkError):
+            return error
+        try:
+            return error if self.query.isActive else _stopped()
+        except (Py4JError, OSError):
+            # Spark has ended.
+            return error
 
     def _has_read_only_batch(self) -> bool:
         """Whether the query has read all rows in one batch, as Spark does if a source has no support for more."""
@@ -159,6 +169,14 @@ class SourceWatch:
 
     def _status(self) -> Any:
         return self.query._jsq.status()
+
+
+def _stopped() -> SparkError:
+    return SparkError(
+        "Spark's streaming query of the job was stopped, and not by the job",
+        hint="stop the job instead: run.stop() or `strandline stop`; if a program stops the queries in "
+        "spark.streams.active, let it leave out run.query",
+    )
 
 
 def _ahead_us(clock: Clock) -> int:

@@ -159,7 +159,7 @@ class Starting:
             JobProgress.after(epoch, totals), batch, self._watermarks(manifest), b.clock,
             failures=b.places.failures(owned.generation), paused=b.paused, started_us=started_us,
             epoch_log=EpochLog.after(manifest, b.spark.sparkContext.defaultParallelism, spark_dir),
-            record_event=b.events.write,
+            record_event=b.events.write, explain=watch.explain,
         )  # fmt: skip
         # After a request to drain, read no more rows.
         driver.is_draining = b.draining.requested.is_set()
