@@ -489,21 +489,16 @@ class Newest(Operator):
 
     def feed(self, changes: Sequence[Sequence[Change]], rng: random.Random) -> Rows:
         # A change of versions is a row, and 1 if it deletes.
-        return [(key_of(row, (0,)), *row, bool(gone)) for row, gone in self.in_epoch(changes[0])]
-
-    def in_epoch(self, changes: Sequence[Change]) -> list[Change]:
-        """Return an epoch's versions as they come: those of a stream in an order are sorted before the operator."""
-        if not self.is_ordered:
-            return list(changes)
-        return sorted(changes, key=lambda each: (each[0][2] is not None, each[0][2] or 0))
+        return [(key_of(row, (0,)), *row, bool(gone)) for row, gone in changes[0]]
 
     def of_versions(self, epochs: Iterable[Sequence[Change]]) -> Rows:
         """Return the rows of the table, after the versions of some epochs."""
         newest: dict[Any, Change] = {}
         for changes in epochs:
-            for row, gone in self.in_epoch(changes):
-                before = newest[row[0]][0][2] if row[0] in newest else None
-                if not self.is_ordered or before is None or (row[2] is not None and row[2] >= before):
+            for row, gone in changes:
+                before = newest[row[0]][0][2] if self.is_ordered and row[0] in newest else None
+                # A deletion without a value to order by is newer than all before it.
+                if before is None or (gone if row[2] is None else row[2] >= before):
                     newest[row[0]] = row, gone
         return [row for row, gone in newest.values() if not gone]
 
