@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks._harness import emit, end_on_sigterm, progress
-from strandline.ends.kafka.client import Cluster
+from strandline.core.kafkaclient import Cluster
 from strandline.ends.kafka.target import KafkaTarget
 from strandline.ends.target import Writer
 from strandline.storage.place import Place

@@ -60,6 +60,7 @@ group.initial.rebalance.delay.ms=0
 metadata.max.idle.interval.ms=0
 broker.session.timeout.ms=3000
 broker.heartbeat.interval.ms=500
+log.cleaner.backoff.ms=500
 log.cleaner.dedupe.buffer.size=4194304
 log.retention.check.interval.ms=500
 log.initial.task.delay.ms=500

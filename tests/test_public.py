@@ -10,7 +10,7 @@ import pytest
 import strandline
 
 PUBLIC = [
-    "Aggregating", "BatchContext", "Broadcast", "Changelog", "Checkpoints", "Context", "Continuous", "Early", "FollowExecutors", "Global", "Job",
+    "Aggregating", "BatchContext", "Broadcast", "Changelog", "Checkpoints", "Context", "Continuous", "Early", "FollowExecutors", "Global", "Job", "KafkaLog",
     "KeyedBatchProcess", "KeyedBroadcastProcess", "KeyedCoProcess", "KeyedProcess", "KeyedStream", "List", "Map", "OnError",
     "OperatorOptions", "Reducing", "Restart", "Retry", "Run", "Session", "Settings", "Sliding", "Status", "Stream", "TTL", "Table", "Telemetry", "Timer", "Tumbling",
     "Value", "View", "Window", "WindowedStream", "agg", "errors", "files_source", "kafka", "session", "sinks", "spark_settings", "sql", "state", "stream",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from strandline.api import aggregates as agg
 from strandline.api.badrecords import OnError
-from strandline.api.config import Changelog, Checkpoints, Continuous, Restart
+from strandline.api.config import Changelog, Checkpoints, Continuous, KafkaLog, Restart
 from strandline.api.joins import Broadcast, KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.options import OperatorOptions
 from strandline.api.process import BatchContext, Context, KeyedBatchProcess, KeyedProcess, Timer
@@ -50,6 +50,7 @@ __all__ = [  # noqa: RUF022
     "FollowExecutors",
     "Global",
     "Job",
+    "KafkaLog",
     "KeyedBatchProcess",
     "KeyedBroadcastProcess",
     "KeyedCoProcess",

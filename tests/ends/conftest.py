@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strandline.ends.kafka.client import Cluster
+from strandline.core.kafkaclient import Cluster
 from strandline.ends.kafka.target import KafkaTarget
 from tests.ends.kafkatargets import FRESH
 from tests.ends.ledgers import LEDGERS, Ledger

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.core.errors import CorruptionError, FencedError
+from strandline.core.kafkaclient import Cluster
 from strandline.ends.begins import MOST_BEGINS, Begin, check_branch, decode_begins, encode_begins, with_begin
-from strandline.ends.kafka.client import Cluster
 from strandline.ends.kafka.target import KafkaTarget
 from strandline.ends.target import Target, Writer
 from strandline.storage.place import Place as Storage

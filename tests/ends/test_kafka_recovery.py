@@ -14,8 +14,8 @@ import pytest
 
 import strandline as sl
 from strandline.core import failpoints
+from strandline.core.kafkaclient import ClientErrors, Cluster
 from strandline.ends.kafka import recovery
-from strandline.ends.kafka.client import ClientErrors, Cluster
 from strandline.ends.kafka.record import LaneMessage, Rows, SinkRecord, starts_of
 from strandline.ends.kafka.target import KafkaConnection, KafkaTarget, _records, idle
 from strandline.ends.target import Writer

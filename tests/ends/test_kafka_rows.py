@@ -16,9 +16,9 @@ import pytest
 
 import strandline as sl
 from strandline.core.ids import Epoch, Generation
+from strandline.core.kafkaclient import ClientErrors, Cluster, translate_error
 from strandline.ends.kafka import producer as kafkarows
 from strandline.ends.kafka import topic as recordtopic
-from strandline.ends.kafka.client import ClientErrors, Cluster, translate_error
 from strandline.ends.kafka.producer import LIMIT, DeliveryReports, UnfitRowError, flush_rows, produce, producer_settings
 from strandline.ends.kafka.record import LaneMessage
 from strandline.ends.kafka.target import KafkaTarget

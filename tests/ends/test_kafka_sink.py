@@ -19,8 +19,8 @@ import pytest
 import strandline as sl
 from strandline.core import failpoints
 from strandline.core.ids import Epoch
+from strandline.core.kafkaclient import Cluster, call_within
 from strandline.ends.kafka import target as kafka_target
-from strandline.ends.kafka.client import Cluster, call_within
 from strandline.ends.kafka.record import LaneRecord, SinkRecord
 from strandline.ends.kafka.target import KafkaConnection, KafkaTarget, idle
 from strandline.spark.sinks.kafkasink import KafkaSink, KafkaSinkAtOnce, MessageColumns

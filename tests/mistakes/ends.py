@@ -145,7 +145,7 @@ MISTAKES = [
         visibility="commit",
     ),
     kafka("options as text", "options are not a dict", 'options={"security.protocol"', options="acks=all"),
-    kafka("a setting that the sink makes", "options has 'acks', which the sink sets itself", options={"acks": "1"}),
+    kafka("a setting that the sink makes", "options has 'acks', which is set already", options={"acks": "1"}),
     kafka(
         "a setting of Java's",
         "only Java's clients know",

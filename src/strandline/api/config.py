@@ -8,6 +8,7 @@ from typing import get_args
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.failure import without_credentials
+from strandline.core.kafkaclient import TOPIC, Cluster, check_installed
 from strandline.core.settings import Duration, Mode, parse_duration_ms, parse_size_bytes
 from strandline.core.urls import check_url
 
@@ -17,13 +18,47 @@ _LEAST_CONTINUOUS_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
+class KafkaLog:
+    """A topic of Kafka for the logs of `Checkpoints(mode="changelog")`, in place of files in the checkpoints' storage.
+
+    `options` are those of Kafka's client (librdkafka), as of `sinks.kafka`; they are never logged or written to files.
+    The topic must be there, with `cleanup.policy=compact`; jobs may share it. Needs `pip install strandline[kafka]`.
+
+    >>> Changelog(log=KafkaLog("localhost:9092", "counts-log"))
+    """
+
+    servers: str
+    topic: str
+    options: dict[str, str] = field(default_factory=dict, repr=False, hash=False)
+
+    def __post_init__(self) -> None:
+        _ = self.cluster
+        if not isinstance(self.topic, str) or not TOPIC.fullmatch(self.topic):
+            raise ConfigurationError(
+                f"KafkaLog: topic is {self.topic!r:.300}, expected letters, digits, '.', '_' and '-', 249 at most"
+            )
+        check_installed("KafkaLog")
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster, with the options of its clients."""
+        return Cluster(self.servers, self.options, "KafkaLog")
+
+    @property
+    def storage_options(self) -> dict[str, str]:
+        """The options of a store that reads the log."""
+        return {f"kafka.{name}": value for name, value in self.cluster.options.items()}
+
+
+@dataclass(frozen=True)
 class Changelog:
     """The limits of the logs of `Checkpoints(mode="changelog")`: beyond one of them, a partition gets a new base.
 
     A restore reads the base and repeats the log. A new base is due when the log exceeds `share` of the state's size (16
     MB are always allowed), or `limit`, which bounds the time of a restore, and the memory of a reader of the snapshot.
     The log grows on until the base is uploaded, and by what one interval of checkpoints writes. `parts`
-    bounds the number of its files: each checkpoint adds one, and small ones are merged.
+    bounds the number of its files: each checkpoint adds one, and small ones are merged. With `log`, these files are
+    records of a topic in Kafka.
 
     >>> Changelog(share=1.0, limit="2GB")
     """
@@ -31,12 +66,18 @@ class Changelog:
     share: float = 0.5
     limit: str | int = "512MB"
     parts: int = 100
+    log: KafkaLog | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 < self.share <= 100:
             raise ConfigurationError(f"changelog: share is {self.share!r}, expected more than 0 and at most 100")
         if not isinstance(self.parts, int) or not 2 <= self.parts <= 10_000:
             raise ConfigurationError(f"changelog: parts is {self.parts!r}, expected 2 to 10000")
+        if self.log is not None and not isinstance(self.log, KafkaLog):
+            raise ConfigurationError(
+                f"changelog: log is {self.log!r}, expected a topic of Kafka, or None for files",
+                hint='write log=KafkaLog("localhost:9092", "counts-log")',
+            )
         _ = self.limit_bytes
 
     @property
@@ -137,6 +178,9 @@ class Checkpoints:
                 f"checkpoints: continuous is {self.continuous!r}, expected the limits of its log",
                 hint='write mode="continuous", continuous=Continuous(log=3.0)',
             )
+        if self.changelog.log is not None:
+            options = {**self.storage_options, **self.changelog.log.storage_options}
+            object.__setattr__(self, "storage_options", options)
         if self.local_log not in (None, True, False):
             raise ConfigurationError(f"checkpoints: local_log is {self.local_log!r}, expected True, False or None")
         if not isinstance(self.retain, int) or self.retain < 1:

@@ -18,11 +18,13 @@ from strandline.checkpoint.jobdir import (
     published_generation,
     published_path,
 )
+from strandline.checkpoint.parallel import in_parallel
 from strandline.core.errors import ConflictError, CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId, Generation
 from strandline.format.frame import RecordFormat
 from strandline.format.manifest import MANIFEST, FileRef, Manifest
 from strandline.storage.base import ObjectInfo
+from strandline.storage.kafkaparts import part_at
 
 
 class _Published(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,11 +102,25 @@ def read_catalog(jobdir: JobDirectory) -> Catalog:
             break
     for checkpoint in gone:
         del objects[manifest_path(checkpoint)]
+    objects |= _parts(jobdir, manifests.values())
     chain = read_chain(jobdir, objects, manifests.values())
     verdicts = {i: chain.judge(manifest) for i, manifest in manifests.items()}
     void = {i: reason for i, (reason, _) in verdicts.items() if reason}
     unknown = {i: reason for i, (_, reason) in verdicts.items() if reason}
     return Catalog(objects, manifests, damaged, void, unknown, chain)
+
+
+def _parts(jobdir: JobDirectory, manifests: Iterable[Manifest]) -> dict[str, ObjectInfo]:
+    """Return those parts of logs in Kafka that manifests name, by path: a listing has none."""
+
+    def look(path: str) -> ObjectInfo | None:
+        try:
+            return jobdir.head(path)
+        except NotFoundError:
+            return None
+
+    paths = {file.path for manifest in manifests for file in manifest.stored() if part_at(file.path)}
+    return {info.path: info for info in in_parallel(look, sorted(paths)) if info is not None}
 
 
 def _read_manifests(
@@ -144,8 +160,8 @@ def find_problem(folder: Folder, file: FileRef) -> str:
     """Return the problem of a stored file by one head request: it is missing, or has a wrong size; else ""."""
     try:
         return _problem(file, folder.head(file.path))
-    except NotFoundError:
-        return _problem(file, None)
+    except NotFoundError as error:
+        return f"missing: {error.message}" if part_at(file.path) else _problem(file, None)
 
 
 def _problem(file: FileRef, info: ObjectInfo | None) -> str:

@@ -103,7 +103,7 @@ def _verify_one(folder: Folder, file: FileRef, scratch: Path) -> Problem | None:
         except OSError:
             return Problem(file.path, f"missing ('{file.name}', {file.size} bytes)")
     else:
-        target = scratch / file.path.replace("/", "_")
+        target = scratch / hashlib.sha256(file.path.encode()).hexdigest()
         try:
             folder.get_file(file.path, target)
         except NotFoundError:

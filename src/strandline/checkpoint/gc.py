@@ -13,7 +13,8 @@ too stay for the grace, so that users can inspect them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from strandline.checkpoint import invariants
 from strandline.checkpoint.catalog import Catalog, find_problem, read_catalog
@@ -23,8 +24,11 @@ from strandline.core.clock import Clock
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId
 from strandline.storage.base import ObjectInfo
+from strandline.storage.kafkaparts import part_at
 
 _LOOKS = 3
+_CLOCKS_MS = 3_600_000
+"""By how much the clocks of the storage and of a keeper may differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +100,20 @@ def _look(jobdir: JobDirectory, clock: Clock) -> tuple[Catalog, set[str]]:
     A running job may delete the checkpoint that was the newest while the others are read: then look again.
     """
     for left in reversed(range(_LOOKS)):
-        catalog = read_catalog(jobdir)
+        catalog = _with_parts(jobdir, read_catalog(jobdir))
         try:
             return catalog, _needed(jobdir, catalog, clock)
         except CorruptionError:
             if not left or not catalog.live or _is_there(jobdir, manifest_path(max(catalog.live))):
                 raise
     raise AssertionError
+
+
+def _with_parts(jobdir: JobDirectory, catalog: Catalog) -> Catalog:
+    """Add all parts of logs of the topics in Kafka that manifests name."""
+    named = (part_at(file.path) for manifest in catalog.manifests.values() for file in manifest.stored())
+    listed = (jobdir.list(folder.path) for folder in {part.folder for part in named if part is not None})
+    return replace(catalog, objects={**catalog.objects, **{info.path: info for info in chain.from_iterable(listed)}})
 
 
 def _is_there(jobdir: JobDirectory, path: str) -> bool:
@@ -169,4 +180,5 @@ def _may_be_in_use(catalog: Catalog, info: ObjectInfo) -> bool:
     if not catalog.live:
         return True
     newest = catalog.objects[manifest_path(max(catalog.live))]
-    return info.modified_ms >= newest.modified_ms
+    # The time of a part is that of the machine which wrote it, and not the storage's.
+    return info.modified_ms + (_CLOCKS_MS if part_at(info.path) else 0) >= newest.modified_ms

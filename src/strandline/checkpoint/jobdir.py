@@ -10,6 +10,7 @@ from strandline.checkpoint.folder import Folder
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import CheckpointId, Generation, unique_name
 from strandline.storage.base import ObjectStore
+from strandline.storage.kafkaparts import part_at
 
 T = TypeVar("T")
 
@@ -113,7 +114,7 @@ def is_reserved(name: str) -> bool:
 
 def is_checkpoints(path: str) -> bool:
     """Whether an object of this path belongs to checkpoints, and may be garbage."""
-    return checkpoint_id(path) is not None or _SHARED.fullmatch(path) is not None
+    return checkpoint_id(path) is not None or _SHARED.fullmatch(path) is not None or part_at(path) is not None
 
 
 def check_job_name(job: Any) -> None:

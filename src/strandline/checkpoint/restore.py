@@ -23,6 +23,7 @@ from strandline.checkpoint.parallel import in_parallel, sha256_of
 from strandline.core.errors import CorruptionError, NotFoundError, UnavailableError
 from strandline.core.ids import CheckpointId, Generation
 from strandline.format.manifest import FileRef, Manifest
+from strandline.storage.kafkaparts import TOPIC_HINT, part_at
 
 _DOWNLOADS = 2
 _LINK_FROM_BYTES = 64 << 10
@@ -256,8 +257,8 @@ def lay_out(folder: Folder, files: Sequence[FileRef], into: Path, checked: tuple
 
 
 def local_path(folder: Folder, file: FileRef) -> Path | None:
-    """Return the path of a file in a local directory; None if it is elsewhere."""
-    if file.inline is not None or not folder.url.startswith("file://"):
+    """Return the path of a file in a local directory; None if it is elsewhere, as a part of a log in Kafka is."""
+    if file.inline is not None or not folder.url.startswith("file://") or part_at(file.path):
         return None
     return Path(unquote(urlsplit(folder.url).path), file.path)
 
@@ -276,9 +277,13 @@ def check_size(folder: Folder, file: FileRef, path: Path) -> None:
         )
 
 
-def _missing(folder: Folder, file: FileRef) -> CorruptionError:
+def _missing(folder: Folder, file: FileRef, why: str = "") -> CorruptionError:
     where = f"{folder.url}/{file.path} ('{file.name}')"
-    return CorruptionError(f"{where}: missing, but its snapshot needs it", path=file.path)
+    return CorruptionError(
+        f"{where}: missing, but its snapshot needs it{why and f': {why}'}",
+        hint=TOPIC_HINT if part_at(file.path) else "",
+        path=file.path,
+    )
 
 
 def _fetch_one(folder: Folder, file: FileRef, into: Path, copies: Sequence[Path], unverified: Unverified | None) -> int:
@@ -312,7 +317,7 @@ def download(folder: Folder, file: FileRef, target: Path) -> None:
         try:
             folder.get_file(file.path, target)
         except NotFoundError as error:
-            raise _missing(folder, file) from error
+            raise _missing(folder, file, error.message if part_at(file.path) else "") from error
         size, sha256 = target.stat().st_size, sha256_of(target)
         if (size, sha256) == (file.size, file.sha256):
             return

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from strandline.backends.base import LocalFile
+from strandline.backends.rocksfiles import permanent_kind
 from strandline.checkpoint.folder import delete_quietly
 from strandline.checkpoint.jobdir import JobDirectory, exclusive_path, shared_path
 from strandline.checkpoint.kinds import SnapshotKind
@@ -15,6 +17,9 @@ from strandline.core.errors import CheckpointError, CorruptionError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef
+
+Append = Callable[[Path], tuple[str, str]]
+"""Writes a local file as a part of a log in Kafka, and returns its path and its sha256."""
 
 _READ_WHOLE_UP_TO_BYTES = 1 << 20
 
@@ -26,12 +31,13 @@ def upload(
     base: Mapping[str, FileRef],
     kind: SnapshotKind,
     cancelled: Callable[[], bool] = lambda: False,
+    append: Append | None = None,
 ) -> tuple[list[FileRef], int]:
     """Upload a snapshot's files, except those of `base` that its kind references; return all, and the uploaded bytes.
 
     `base` holds the same partition's files in the last CONFIRMED checkpoint, never in a later one, by name. On failure,
     or when `cancelled` returns True (CheckpointError), uploaded files are deleted if possible. Raises CorruptionError
-    if a file that never changes is not what it is in `base`.
+    if a file that never changes is not what it is in `base`. With `append`, new parts of logs go there.
     """
     attempted: list[str] = []
 
@@ -44,10 +50,15 @@ def upload(
         if place == "inline":
             return _inline(file, checkpoint), file.size_bytes
         shared = place == "shared"
-        path = shared_path() if shared else exclusive_path(checkpoint)
-        attempted.append(path)
         hit("upload.file")
         known = base.get(file.name) if file.shared else None
+        if append is not None and shared and permanent_kind(file.name) == "part":
+            ref = append_part(file, append, checkpoint, known)
+            attempted.append(ref.path)
+            hit("upload.appended")
+            return ref, file.size_bytes
+        path = shared_path() if shared else exclusive_path(checkpoint)
+        attempted.append(path)
         return upload_file(jobdir, file, path, shared=shared, checkpoint=checkpoint, known=known), file.size_bytes
 
     try:
@@ -83,17 +94,29 @@ def upload_file(
         _check_known(file, sha256, known)
         jobdir.put(path, data)
     else:
-        _check_size(file, file.path.stat().st_size, checkpoint)
-        # Read a new file twice: nothing else shows that the read for the store, from the page cache, gave other bytes.
-        first = known.sha256 if known else sha256_of(file.path)
-        sha256 = jobdir.put_file(path, file.path)
-        _check_known(file, sha256, known)
-        if sha256 != first:
-            raise CheckpointError(
-                f"checkpoint {checkpoint}: two reads of {file.path} on {socket.gethostname()} gave different bytes",
-                hint="check the memory of this machine, and the disk of local_dir",
-            )
+        sha256 = _send(file, lambda source: (path, jobdir.put_file(path, source)), checkpoint, known)[1]
     return FileRef(name=file.name, size=file.size_bytes, sha256=sha256, path=path, shared=shared)
+
+
+def append_part(file: LocalFile, append: Append, checkpoint: CheckpointId, known: FileRef | None) -> FileRef:
+    """Write a part of a log into Kafka, under a new name. `known` is as for `upload_file`."""
+    path, sha256 = _send(file, append, checkpoint, known)
+    return FileRef(name=file.name, size=file.size_bytes, sha256=sha256, path=path, shared=True)
+
+
+def _send(file: LocalFile, send: Append, checkpoint: CheckpointId, known: FileRef | None) -> tuple[str, str]:
+    """Send a file, and return its path and its sha256, which is that of what was sent and of another read."""
+    _check_size(file, file.path.stat().st_size, checkpoint)
+    # Read a new file twice: nothing else shows that the read for the store, from the page cache, gave other bytes.
+    first = known.sha256 if known else sha256_of(file.path)
+    path, sha256 = send(file.path)
+    _check_known(file, sha256, known)
+    if sha256 != first:
+        raise CheckpointError(
+            f"checkpoint {checkpoint}: two reads of {file.path} on {socket.gethostname()} gave different bytes",
+            hint="check the memory of this machine, and the disk of local_dir",
+        )
+    return path, sha256
 
 
 def _check_known(file: LocalFile, sha256: str, known: FileRef | None) -> None:

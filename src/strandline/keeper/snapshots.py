@@ -25,7 +25,7 @@ from strandline.checkpoint.catalog import find_problem
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.kinds import kind_of
 from strandline.checkpoint.restore import Unverified
-from strandline.checkpoint.upload import upload
+from strandline.checkpoint.upload import Append, upload
 from strandline.core import failpoints
 from strandline.core.errors import CorruptionError, StrandlineError, discreet, local_files_hint
 from strandline.core.failure import format_error
@@ -37,6 +37,7 @@ from strandline.keeper.protocol import Report
 from strandline.keeper.rebasing import NextBase
 from strandline.runtime.program import Program
 from strandline.runtime.state.store import Frozen, Store
+from strandline.storage.kafkaparts import LogFolder, topics_at
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class Snapshots:
 
     def __post_init__(self) -> None:
         self._kind = kind_of(self._program.mode, inline=self._backend.inline)
+        self._append = _appending(self._program)
         self._live = self._backend.live
         self._written: Epoch | None = None
         """The version that was frozen last, for the writer."""
@@ -330,7 +332,13 @@ class Snapshots:
             with self._lock:
                 base = {**self._known.files, **self._uploaded_beside}
             refs, uploaded_bytes = upload(
-                self._jobdir, files, checkpoint, base, self._kind, cancelled=lambda: checkpoint not in self._in_flight
+                self._jobdir,
+                files,
+                checkpoint,
+                base,
+                self._kind,
+                lambda: checkpoint not in self._in_flight,
+                self._append,
             )
             failpoints.hit("keeper.upload.after")
         except BaseException as error:
@@ -393,6 +401,20 @@ class Snapshots:
     def _loggable(self, error: BaseException) -> str:
         """Return an error's text for the logs and the status of a checkpoint."""
         return str(error) if self._program.log_values else discreet(error)
+
+
+def _appending(program: Program) -> Append | None:
+    """Return the function that writes parts of the log into Kafka; None if they are files."""
+    log = program.changelog.log
+    if program.mode != "changelog" or log is None:
+        return None
+    folder = LogFolder(log.servers, log.topic, program.life)
+
+    def append(source: Path) -> tuple[str, str]:
+        part, sha256 = topics_at(log.servers, log.cluster.options).append(folder, source)
+        return part.path, sha256
+
+    return append
 
 
 def _running(threads: int, name: str) -> ThreadPoolExecutor:

@@ -126,7 +126,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     backend: BackendName
     mode: Mode
     changelog: Changelog = Changelog()
-    """The limits of the log, in the mode `changelog`."""
+    """The limits of the log, in the mode `changelog`, and its place."""
+    life: str = ""
+    """The name of the job's life, which owns its records in Kafka."""
     continuous: Continuous = Continuous()
     """The limits of the log, in the mode `continuous`."""
     local_log: bool = False

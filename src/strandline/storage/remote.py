@@ -28,6 +28,7 @@ from strandline.core.failure import without_secrets
 from strandline.core.urls import check_url
 from strandline.storage.base import ObjectInfo, ObjectStore
 from strandline.storage.local import LocalStore, downloaded, hashed_chunks
+from strandline.storage.logged import LoggedStore, split_options
 
 _PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 4
@@ -78,10 +79,15 @@ def open_store(url: str, options: Mapping[str, str] | None = None, *, fsync: boo
 
     `options` are the storage's own settings (`access_key_id`, `endpoint`, …); missing ones come from the environment. A
     local directory is made if it is absent; with `fsync` False, the operating system decides when its files become
-    durable; other storage ignores `fsync`. Raises ConfigurationError for a url or options that cannot work, and
-    UnavailableError for a directory that cannot be made. Neither the store's `url` nor its errors contain secrets.
+    durable; other storage ignores `fsync`. Options that begin with `kafka.` are of the client for logs in Kafka. Raises
+    ConfigurationError for a url or options that cannot work, and UnavailableError for a directory that cannot be made.
+    Neither the store's `url` nor its errors contain secrets.
     """
-    config: Any = dict(options or {})
+    config, of_log = split_options(options or {})
+    return LoggedStore(_open(url, config, fsync=fsync), of_log)
+
+
+def _open(url: str, config: Any, *, fsync: bool) -> ObjectStore:
     parts = urlsplit(check_url(url))
     if "://" not in url or parts.scheme == "file":
         path = Path(unquote(parts.path) if parts.scheme == "file" else url)

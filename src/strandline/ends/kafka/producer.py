@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any, Protocol
@@ -10,14 +9,13 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, UnavailableError
-from strandline.ends.kafka.client import ClientErrors, Cluster, Stall, translate_error
+from strandline.core.kafkaclient import TOPIC, ClientErrors, Cluster, Stall, translate_error
 from strandline.ends.kafka.record import Rows
 
 LIMIT = 1_000_000
 """The largest message that topics accept by default."""
 _batch_bytes: dict[str, int] = {}
 """By cluster: the batch size after a topic refused a larger one. Not every user may read the topic's limit."""
-TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 
 
 class UnfitRowError(Exception):

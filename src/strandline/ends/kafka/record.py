@@ -21,8 +21,8 @@ import msgspec
 
 from strandline.core.decoding import decodable
 from strandline.core.errors import CorruptionError, UnavailableError
+from strandline.core.kafkaclient import ClientErrors, Cluster, call_within, create_client, discard, translate_error
 from strandline.ends.begins import Begin
-from strandline.ends.kafka.client import ClientErrors, Cluster, call_within, create_client, discard, translate_error
 from strandline.ends.target import Writer
 
 T = TypeVar("T")

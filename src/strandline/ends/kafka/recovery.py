@@ -33,7 +33,7 @@ import pyarrow as pa
 
 from strandline.core import failpoints
 from strandline.core.errors import SinkError, UnavailableError
-from strandline.ends.kafka.client import ClientErrors, call_within, create_client, discard
+from strandline.core.kafkaclient import ClientErrors, call_within, create_client, discard
 from strandline.ends.kafka.record import HANGING_HINT, LaneMessage, LaneRecord, Rows, SinkRecord, Starts, starts_of
 
 Commit = Callable[[Iterator[pa.RecordBatch], LaneMessage], LaneRecord]

@@ -22,8 +22,7 @@ from msgspec import structs
 from strandline.core import failpoints
 from strandline.core.datasets import Dataset
 from strandline.core.errors import ConflictError, CorruptionError, FencedError, StrandlineError, UnavailableError
-from strandline.ends.idle import IdleConnections, Key, is_of, key_of
-from strandline.ends.kafka.client import (
+from strandline.core.kafkaclient import (
     ClientErrors,
     Cluster,
     call_within,
@@ -33,6 +32,7 @@ from strandline.ends.kafka.client import (
     ignoring_errors,
     translate_error,
 )
+from strandline.ends.idle import IdleConnections, Key, is_of, key_of
 from strandline.ends.kafka.producer import LIMIT, DeliveryReports, UnfitRowError, flush_rows, produce, producer_settings
 from strandline.ends.kafka.record import LaneMessage, LaneRecord, SinkRecord
 from strandline.ends.kafka.recovery import Lane, find_open, starts_in

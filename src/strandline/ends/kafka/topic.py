@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from strandline.core.errors import ConfigurationError
-from strandline.ends.kafka.client import ClientErrors, create_client, discard, get_answer, read_setting, translate_error
+from strandline.core.kafkaclient import ClientErrors, create_client, discard, get_answer, read_setting, translate_error
 from strandline.ends.kafka.record import SinkRecord
 
 _PARTITIONS = 2

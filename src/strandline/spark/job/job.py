@@ -46,6 +46,7 @@ from strandline.spark.sources.checks import relations_of, source_warnings
 from strandline.spark.streams.filesource import check_disjoint, check_not_shared
 from strandline.spark.streams.stream import Output
 from strandline.storage.base import ObjectStore
+from strandline.storage.kafkaparts import topics_at
 from strandline.storage.remote import open_store
 from strandline.storage.retrying import RetryingStore
 
@@ -285,6 +286,7 @@ class Job:
             partial(check_session, spark),
             partial(check_not_shared, sources),
             partial(check_checkpoints_place, str(ck.directory), ck.storage_options),
+            partial(_check_log, ck),
             partial(check_disjoint, sources, sinks, f"{plain_url(str(ck.directory))}/{self.name}"),
             self._plan.check_sinks,
         ]
@@ -325,6 +327,13 @@ class Job:
             options=options,
             draining=Draining(at_end=self._drain),
         )
+
+
+def _check_log(checkpoints: Checkpoints) -> None:
+    """Raise ConfigurationError if the topic for the logs of checkpoints would lose some of them."""
+    log = checkpoints.changelog.log
+    if log is not None and checkpoints.mode == "changelog":
+        topics_at(log.servers, log.cluster.options).check(log.topic)
 
 
 def _options(

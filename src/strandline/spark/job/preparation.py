@@ -289,6 +289,7 @@ class Preparation:
             backend=b.settings.backend,
             mode=b.checkpoints.mode,
             changelog=b.checkpoints.changelog,
+            life=owned.life,
             continuous=b.checkpoints.continuous,
             local_log=b.checkpoints.has_local_log and b.settings.backend == "rocksdb",
             max_concurrent=b.checkpoints.max_concurrent,

@@ -30,9 +30,8 @@ from pyspark.sql.types import (
 
 from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.ids import Epoch
-from strandline.ends.arguments import NULL_KEYS, check_column, check_columns, check_delete
-from strandline.ends.committables import TaskAttempt
-from strandline.ends.kafka.client import (
+from strandline.core.kafkaclient import (
+    TOPIC,
     ClientErrors,
     Cluster,
     check_installed,
@@ -42,7 +41,9 @@ from strandline.ends.kafka.client import (
     read_setting,
     translate_error,
 )
-from strandline.ends.kafka.producer import TOPIC, DeliveryReports, flush_rows, produce, producer_settings
+from strandline.ends.arguments import NULL_KEYS, check_column, check_columns, check_delete
+from strandline.ends.committables import TaskAttempt
+from strandline.ends.kafka.producer import DeliveryReports, flush_rows, produce, producer_settings
 from strandline.ends.kafka.target import KafkaTarget, end_connections
 from strandline.plan.columns import quoted
 from strandline.spark.base.spark_errors import unwrap_error

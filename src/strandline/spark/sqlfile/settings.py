@@ -25,7 +25,7 @@ _CHECKPOINTS = {"directory": "checkpoints", "every": "10s"}
 _GROUPS = {
     "": Parameters({**_OF_JOB, **_OF_VIEWS, **Parameters.of(Settings).hints}, ()),
     "checkpoints": Parameters.of(Checkpoints, without=("changelog", "continuous")),
-    "checkpoints.changelog": Parameters.of(Changelog),
+    "checkpoints.changelog": Parameters.of(Changelog, without=("log",)),
     "checkpoints.continuous": Parameters.of(Continuous),
     "restart": Parameters.of(Restart),
 }

@@ -1,4 +1,4 @@
-"""Kafka clients of sinks: their settings, without secrets in messages, and the translation of their errors."""
+"""Kafka clients of sinks and logs: their settings, without secrets in messages, and the translation of their errors."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ _FIXED = {
     "partitioner": "it is murmur2_random, as in Java's clients, so that both put a key into the same partition",
 }
 _JAVA_ONLY = ("sasl.jaas.config", "ssl.truststore.", "ssl.keystore.location")
+TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
+"""Names of topics."""
 _SERVERS = re.compile(r"[^\s,]+:\d+(,[^\s,]+:\d+)*")
 
 
@@ -42,13 +44,15 @@ T = TypeVar("T")
 class Cluster:
     """The address of a Kafka cluster and the client options. Executors get a copy; `repr` has no secrets."""
 
-    def __init__(self, servers: str, options: Mapping[str, str] | None = None) -> None:
+    def __init__(self, servers: str, options: Mapping[str, str] | None = None, what: str = "sinks.kafka()") -> None:
+        """`what` names the user's call in messages."""
+        self.what = what
         if not isinstance(servers, str) or not _SERVERS.fullmatch(servers):
             raise ConfigurationError(
-                f"sinks.kafka(): servers is {servers!r:.200}, expected addresses with ports, as 'one:9092,two:9092'"
+                f"{what}: servers is {servers!r:.200}, expected addresses with ports, as 'one:9092,two:9092'"
             )
         self.servers = servers
-        self.options = _check_options(options or {})
+        self.options = _check_options(options or {}, what)
         self.answer_s = 10.0
         """Timeout of one request to the brokers."""
 
@@ -77,31 +81,31 @@ class Cluster:
         }
 
 
-def _check_options(options: Mapping[str, str]) -> dict[str, str]:
+def _check_options(options: Mapping[str, str], what: str) -> dict[str, str]:
     if not isinstance(options, Mapping):
         raise ConfigurationError(
-            "sinks.kafka(): options are not a dict",
+            f"{what}: options are not a dict",
             hint='give client settings by name: options={"security.protocol": "SASL_SSL", …}',
         )
     # Spark's Kafka source takes the client's options with this prefix.
     settings = {str(name).removeprefix("kafka."): value for name, value in options.items()}
     for name in settings:
         if name in _FIXED:
-            raise ConfigurationError(f"sinks.kafka(): options has '{name}', which the sink sets itself: {_FIXED[name]}")
+            raise ConfigurationError(f"{what}: options has '{name}', which is set already: {_FIXED[name]}")
         if name.startswith(_JAVA_ONLY):
             raise ConfigurationError(
-                f"sinks.kafka(): options has '{name}', which only Java's clients know",
-                hint="the sink's client is librdkafka: sasl.mechanism, sasl.username and sasl.password say who, "
+                f"{what}: options has '{name}', which only Java's clients know",
+                hint="the client is librdkafka: sasl.mechanism, sasl.username and sasl.password say who, "
                 "ssl.ca.location which certificates are trusted",
             )
     return settings
 
 
-def check_installed() -> None:
+def check_installed(what: str = "sinks.kafka") -> None:
     """Raise ConfigurationError if the client is not installed."""
     if importlib.util.find_spec("confluent_kafka") is None:
         raise ConfigurationError(
-            "sinks.kafka needs the package confluent-kafka, which is not installed",
+            f"{what} needs the package confluent-kafka, which is not installed",
             hint="pip install 'strandline[kafka]', also where executors run",
         )
 
@@ -117,7 +121,7 @@ def create_client(kind: Any, cluster: Cluster, settings: Mapping[str, Any]) -> A
         for name, value in cluster.options.items():
             if any(word in name for word in ("password", "secret", "key", "token", "config")) and value:
                 text = text.replace(str(value), "…")
-        raise ConfigurationError(f"sinks.kafka(): the client refuses its options: {text}") from None
+        raise ConfigurationError(f"{cluster.what}: the client refuses its options: {text}") from None
 
 
 def get_answer(future: Any, client: Any, errors: ClientErrors, cluster: Cluster) -> Any:
