@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from strandline.api.config import Changelog
+from strandline.api.config import Changelog, KafkaLog
 
 PROFILE = "soak"
 _MANY = 30
@@ -38,8 +38,9 @@ def soaking(values: Iterable[Any]) -> list[Any]:
 
 MODE: Any = os.environ.get("STRANDLINE_TEST_MODE", "incremental")
 """The mode of the checkpoints in tests that do not choose one; `make soak` runs them in each."""
-SMALL_LOG = Changelog(parts=3)
-"""Limits of a log that is replaced by a new base with each third checkpoint."""
+_TOPIC = os.environ.get("STRANDLINE_TEST_LOG", "").split()
+SMALL_LOG = Changelog(parts=3, log=KafkaLog(*_TOPIC) if _TOPIC else None)
+"""A log that is replaced by a new base with each third checkpoint: in files, or in a topic ("localhost:9092 topic")."""
 
 BACKENDS = [*soaking(["memory"]), "filesystem", "rocksdb"]
 """Parameters of tests of operators: `memory` and `filesystem` are one backend but for its files, tests/backends has both."""
