@@ -68,6 +68,7 @@ def running_broker(spark: Any) -> Iterator[Any]:
 
 class Kafka(End):
     counts_all = False
+    visibility: Any = "checkpoint"
     _consumer: Any = None
 
     @contextmanager
@@ -84,7 +85,7 @@ class Kafka(End):
                 self._consumer.close()
 
     def sink(self) -> sl.sinks.Sink:
-        return sl.sinks.kafka(self.servers, self.topic, key="person", name="out")
+        return sl.sinks.kafka(self.servers, self.topic, key="person", name="out", visibility=self.visibility)
 
     def count(self) -> int:
         """With the few marks of transactions, each of which has an offset."""
@@ -269,6 +270,12 @@ class Delta(Files):
             return []
         self._listed = [uri.removeprefix("file://") for uri in self._table.file_uris()]
         return self._listed
+
+
+class KafkaAtOnce(Kafka):
+    """Rows are there with their epoch, at least once."""
+
+    visibility = "epoch"
 
 
 ENDS: dict[str, type[End]] = {

@@ -2,7 +2,8 @@
 
     python -m benchmarks.latency [--subjects incremental-kafka changelog-files …] [--interval 0.5] [--state-gb 1]
 
-A subject is a mode of checkpoints and an end. A process beside the job writes rows into a topic of Kafka, each with
+A subject is a mode of checkpoints and an end. The mode `kafkalog` is `changelog` with the log in a topic of the broker;
+the end `epoch` is Kafka with `visibility="epoch"`, where rows do not wait for a checkpoint (Samza's order). A process beside the job writes rows into a topic of Kafka, each with
 the time at which it was due. The job sets the value of each row's key, which it reads first; it begins with a savepoint
 that has all keys, so many that `--rate` rows a second change 1 % of the state a second. Another process sees the rows
 in the end, by the end's own client: a row's age is how long that is after it was due.
@@ -31,7 +32,7 @@ import pyarrow.compute as pc
 
 import strandline as sl
 from benchmarks._clients import Client, Feeder, Reader, client
-from benchmarks._ends import ENDS, End, PostgreSQLInAnyOrder, running_broker
+from benchmarks._ends import ENDS, End, KafkaAtOnce, PostgreSQLInAnyOrder, running_broker
 from benchmarks._harness import (
     MODES,
     Result,
@@ -49,8 +50,10 @@ from benchmarks._harness import (
 BENCHMARK = "latency"
 PLACES: dict[str, type[End]] = {
     "kafka": ENDS["kafka"], "postgresql": PostgreSQLInAnyOrder, "delta": ENDS["delta"], "files": ENDS["files"],
+    "epoch": KafkaAtOnce,
 }  # fmt: skip
-SUBJECTS = tuple(f"{mode}-{place}" for mode in MODES for place in PLACES)
+IN_KAFKA = "kafkalog"
+SUBJECTS = tuple(f"{mode}-{place}" for mode in (*MODES, IN_KAFKA) for place in PLACES)
 OUTPUT = "id bigint, person string, amount double, at timestamp"
 PARTITIONS = 2
 CHANGED_A_SECOND = 0.01
@@ -128,10 +131,13 @@ class Load:
             sl.stream(rows).key_by("key")
             .process(Counted(self.value_bytes), output=OUTPUT, uid="values")
         )  # fmt: skip
+        options = MODES["changelog" if mode == IN_KAFKA else mode]
+        if mode == IN_KAFKA:
+            options = {**options, "changelog": sl.Changelog(log=sl.KafkaLog(servers, "log"))}
         return sl.Job(
             BENCHMARK,
             sinks=[counted.to(sink)],
-            checkpoints=sl.Checkpoints((directory / "checkpoints").as_uri(), every=every, **MODES[mode]),
+            checkpoints=sl.Checkpoints((directory / "checkpoints").as_uri(), every=every, **options),
             restart=sl.Restart.never(),
             settings=sl.Settings(
                 backend="rocksdb", parallelism=PARTITIONS, state_memory=STATE_MEMORY, local_dir=directory / "local",
@@ -177,6 +183,7 @@ def run_subject(subject: str, options: argparse.Namespace, directory: Path) -> R
     with ExitStack() as stack:
         broker = stack.enter_context(running_broker(spark))
         broker.create("in", PARTITIONS)
+        broker.create("log", PARTITIONS, cleanup_policy="compact")
         end = PLACES[place](directory)
         stack.enter_context(end.running(spark, broker))
         job = load.make_job(spark, broker.servers, end.sink(), directory, mode, every)
@@ -264,14 +271,16 @@ def figures(seen: Any, found: Result, seconds: float) -> Result:
     }
     phases: dict[str, list[float]] = {name: [] for name in (*PHASES, "age_of_oldest")}
     for stats in taken:
-        if stats.phases is not None and stats.sinks:
+        if stats.phases is not None:
             for name in PHASES[:-1]:
                 phases[name].append(getattr(stats.phases, f"{name}_ms"))
+        if stats.phases is not None and stats.sinks:
             phases["shown"].append(stats.sinks[0].shown_ms)
             phases["age_of_oldest"].append(stats.sinks[0].age_ms)
-    if not phases["shown"] or not len(ages):
+    if not phases["durable"] or not len(ages):
         raise SystemExit(f"{len(taken)} checkpoints and {len(ages)} rows: nothing is left to measure")
-    for name, values in phases.items():
+    # No checkpoint shows the rows of an end that does not wait for it.
+    for name, values in ((name, values) for name, values in phases.items() if values):
         for cut in (50, 99):
             result[f"{name}_p{cut}_ms"] = float(np.percentile(values, cut))
     return result
