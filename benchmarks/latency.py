@@ -3,10 +3,11 @@
     python -m benchmarks.latency [--subjects incremental-kafka changelog-files …] [--interval 0.5] [--state-gb 1]
 
 A subject is a mode of checkpoints and an end. The mode `kafkalog` is `changelog` with the log in a topic of the broker;
-the end `epoch` is Kafka with `visibility="epoch"`, where rows do not wait for a checkpoint (Samza's order). A process beside the job writes rows into a topic of Kafka, each with
-the time at which it was due. The job sets the value of each row's key, which it reads first; it begins with a savepoint
-that has all keys, so many that `--rate` rows a second change 1 % of the state a second. Another process sees the rows
-in the end, by the end's own client: a row's age is how long that is after it was due.
+the end `epoch` is Kafka with `visibility="epoch"`, where rows do not wait for a checkpoint (Samza's order). A process
+beside the job writes rows into a topic of Kafka, each with the time at which it was due. The job sets the value of each
+row's key, which it reads first; it begins with a savepoint that has all keys, so many that `--rate` rows a second
+change 1 % of the state a second. Another process sees the rows in the end, by the end's own client: a row's age is how
+long that is after it was due.
 
 The job's own figures say where the age comes from: for each checkpoint the phases from the begin of the oldest epoch
 that it covers until the sink's rows are visible. Before, a row has waited in the topic until its epoch began, which is

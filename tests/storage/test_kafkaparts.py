@@ -139,7 +139,9 @@ def test_a_broker_that_is_away_makes_the_log_unavailable(tmp_path: Path, monkeyp
     server = kafkaserver.start()
     try:
         folder = LogFolder(server.servers, server.create("log", 1, cleanup_policy="compact"), OWNER)
-        topics = LogTopics(Cluster(server.servers))
+        cluster = Cluster(server.servers)
+        cluster.answer_s = 1.0
+        topics = LogTopics(cluster)
         part = append(topics, folder, tmp_path)
         server.kill()
         for work in (
@@ -150,6 +152,7 @@ def test_a_broker_that_is_away_makes_the_log_unavailable(tmp_path: Path, monkeyp
             with pytest.raises(UnavailableError, match="topic 'log' of Kafka"):
                 work()
         monkeypatch.setattr(kafkaparts, "_ANSWER_S", 30.0)
+        cluster.answer_s = 30.0
         server.run()
         assert topics.look(part)
         assert topics.look(append(topics, folder, tmp_path))

@@ -39,7 +39,7 @@ CHUNK_BYTES = 512 << 10
 _LEAST_MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)
 _WAITING = 16
 """How many chunks of a part are in the client's queue at most."""
-_ANSWER_S = 30.0
+_ANSWER_S = 10.0
 """How long the brokers may take for a record."""
 _SILENCE_S = 1.0
 """How long a topic may give no record before it is asked whether it is there."""
@@ -131,19 +131,18 @@ class LogTopics:
         """Write a file's bytes as a new part; return it and their sha256 when all replicas in sync have them."""
         name, size_bytes = unique_name(), source.stat().st_size
         chunks = max(1, -(-size_bytes // CHUNK_BYTES))
-        offsets: list[int] = []
         sha256 = hashlib.sha256()
         with self._producer(str(folder)) as producer:
             partition = zlib.crc32(name.encode()) % self._partitions_of(folder, producer)
             part = LogPart(folder, partition, 0, 0, name, size_bytes, chunks)
-            sending = _Sending(producer, folder.topic, partition, offsets)
+            sending = _Sending(producer, folder.topic, partition)
             with source.open("rb") as file:
                 for chunk in range(chunks):
                     data = file.read(CHUNK_BYTES)
                     sha256.update(data)
                     sending.send(part.key(chunk), data)
-            sending.wait()
-        if any(offset is None or offset < 0 for offset in offsets):
+            offsets = sending.wait()
+        if len(offsets) != chunks or any(offset is None or offset < 0 for offset in offsets):
             raise UnavailableError(f"{folder}: the brokers did not say at which offset a record is")
         return LogPart(folder, partition, min(offsets), max(offsets), name, size_bytes, chunks), sha256.hexdigest()
 
@@ -259,7 +258,7 @@ class LogTopics:
 
     def _messages(self, folder: LogFolder, partition: int, offset: int) -> Iterator[Any]:
         """Yield the messages from an offset on, and None at the end, or if the offset or topic is not there."""
-        from confluent_kafka import KafkaError, TopicPartition
+        from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
         absent = (
             KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE,
@@ -271,11 +270,11 @@ class LogTopics:
             while True:
                 message = reader.poll(_SILENCE_S)
                 if message is None:
-                    # A client that knew the topic asks for it for ever.
-                    with suppress(_KafkaError, UnavailableError):
-                        self._metadata(folder, reader)
                     if errors.rejection is not None or time.monotonic() > until:
                         raise _KafkaError(errors.cause_of(KafkaError(KafkaError._TIMED_OUT)))
+                    # A client that knew the topic asks for it for ever.
+                    with suppress(KafkaException, _KafkaError, UnavailableError):
+                        self._metadata(folder, reader)
                 elif message.error() is None:
                     yield message
                     until = time.monotonic() + _ANSWER_S
@@ -383,40 +382,39 @@ class _KafkaError(Exception):
 
 
 class _Sending:
-    """Records on their way to one partition."""
+    """Records on their way to one partition. Any thread that polls the producer may get the answers."""
 
-    def __init__(self, producer: Any, topic: str, partition: int, offsets: list[int] | None = None) -> None:
-        """Add the offset of each record to `offsets`."""
+    def __init__(self, producer: Any, topic: str, partition: int) -> None:
         self._producer, self._topic, self._partition = producer, topic, partition
-        self._offsets = offsets
-        self._waiting = 0
-        self._failure: Any = None
+        self._sent = 0
+        self._offsets: list[int] = []
+        self._failures: list[Any] = []
 
     def send(self, key: str, value: bytes | None) -> None:
         """Send a record, after others have arrived if too many are on their way."""
         self._await(_WAITING - 1)
-        self._waiting += 1
+        self._sent += 1
         self._producer.produce(self._topic, value, key, self._partition, on_delivery=self._delivered)
 
-    def wait(self) -> None:
-        """Wait until all records have arrived."""
+    def wait(self) -> list[int]:
+        """Wait until all records have arrived; return their offsets."""
         self._await(0)
+        return self._offsets
 
     def _await(self, most: int) -> None:
         # The client gives each record up after its own time; this is for a client that hangs.
         until = time.monotonic() + 2 * _ANSWER_S
-        while self._waiting > most and self._failure is None:
+        while self._sent - len(self._offsets) > most and not self._failures:
             self._producer.poll(0.05)
             if time.monotonic() > until:
                 raise UnavailableError(f"topic '{self._topic}': Kafka's client gives no answer")
-        if self._failure is not None:
-            raise _KafkaError(self._failure)
+        if self._failures:
+            raise _KafkaError(self._failures[0])
 
     def _delivered(self, error: Any, message: Any) -> None:
-        self._waiting -= 1
         if error is not None:
-            self._failure = self._failure or error
-        elif self._offsets is not None:
+            self._failures.append(error)
+        else:
             self._offsets.append(message.offset())
 
 
