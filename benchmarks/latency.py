@@ -271,16 +271,16 @@ def figures(seen: Any, found: Result, seconds: float) -> Result:
         "epochs": found["epochs"],
     }
     phases: dict[str, list[float]] = {name: [] for name in (*PHASES, "age_of_oldest")}
-    for stats in taken:
-        if stats.phases is not None:
-            for name in PHASES[:-1]:
-                phases[name].append(getattr(stats.phases, f"{name}_ms"))
-        if stats.phases is not None and stats.sinks:
+    timed = [stats for stats in taken if stats.phases is not None]
+    # No checkpoint shows the rows of an end that does not wait for it.
+    for stats in [stats for stats in timed if stats.sinks] or timed:
+        for name in PHASES[:-1]:
+            phases[name].append(getattr(stats.phases, f"{name}_ms"))
+        if stats.sinks:
             phases["shown"].append(stats.sinks[0].shown_ms)
             phases["age_of_oldest"].append(stats.sinks[0].age_ms)
     if not phases["durable"] or not len(ages):
         raise SystemExit(f"{len(taken)} checkpoints and {len(ages)} rows: nothing is left to measure")
-    # No checkpoint shows the rows of an end that does not wait for it.
     for name, values in ((name, values) for name, values in phases.items() if values):
         for cut in (50, 99):
             result[f"{name}_p{cut}_ms"] = float(np.percentile(values, cut))

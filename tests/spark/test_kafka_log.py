@@ -13,10 +13,13 @@ import pytest
 
 import strandline as sl
 from strandline.checkpoint import gc
+from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.snapshot.opening.snapshot import open_snapshot
+from strandline.snapshot.tools.copy import copy_snapshot
 from strandline.storage.kafkaparts import LogPart, part_at
 from strandline.storage.place import Place
+from strandline.storage.remote import open_store
 from tests import kafkaserver
 from tests.checkpoint.helpers import late_clock
 from tests.kafkaserver import Kafka
@@ -40,7 +43,7 @@ def start(spark: Any, case: Case, kafka: Kafka, topic: str) -> Start:
     def start(parts: int = 100, restore: Path | None = None, **given: Any) -> sl.Run:
         shutil.rmtree(case.local_dir)
         case.local_dir.mkdir()
-        job = case.job(spark, checkpoints=checkpoints(case, kafka.servers, topic, parts), **given)
+        job = case.job(spark, **{"checkpoints": checkpoints(case, kafka.servers, topic, parts), **given})
         return job.start(spark, restore=restore)
 
     return start
@@ -128,9 +131,14 @@ def test_superseded_parts_get_tombstones_and_gc_finds_what_kills_have_left(
     assert {item.path for item in plan.garbage} >= left - {part.path for part in parts}
     gc.execute(plan)
     assert present(case, parts) == {part.path for part in parts}
-    with start() as run:
-        case.add()
+    # Without log=, the job goes on, and drops what it needs no more.
+    with start(checkpoints=case.checkpoints(mode="changelog")) as run:
+        for _ in range(3):
+            case.add()
+            settle(run)
         case.finish(run)
+    assert not parts_of(case)
+    assert not present(case, parts)
 
 
 @pytest.mark.timeout(600)
@@ -151,6 +159,9 @@ def test_a_job_is_rescaled_and_its_savepoint_needs_no_topic(case: Case, kafka: K
                 run.savepoint(canonical / str(parallelism))
                 case.finish(run)
         assert parts_of(case)
+        checkpoint = open_snapshot(str(case.directory))
+        with pytest.raises(sl.errors.ConfigurationError, match=f"topic '{topic}'.*only its checkpoint can write it"):
+            copy_snapshot(checkpoint, Folder(open_store((case.root / "copied").as_uri())))
         admin = kafka.admin()
         for done in admin.delete_topics([topic]).values():
             done.result(10)
