@@ -14,7 +14,6 @@ too stay for the grace, so that users can inspect them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from strandline.checkpoint import invariants
 from strandline.checkpoint.catalog import Catalog, find_problem, read_catalog
@@ -112,8 +111,10 @@ def _look(jobdir: JobDirectory, clock: Clock) -> tuple[Catalog, set[str]]:
 def _with_parts(jobdir: JobDirectory, catalog: Catalog) -> Catalog:
     """Add all parts of logs of the topics in Kafka that manifests name."""
     named = (part_at(file.path) for manifest in catalog.manifests.values() for file in manifest.stored())
-    listed = (jobdir.list(folder.path) for folder in {part.folder for part in named if part is not None})
-    return replace(catalog, objects={**catalog.objects, **{info.path: info for info in chain.from_iterable(listed)}})
+    folders = {part.folder.path for part in named if part is not None}
+    return replace(
+        catalog, objects={**catalog.objects, **{info.path: info for folder in folders for info in jobdir.list(folder)}}
+    )
 
 
 def _is_there(jobdir: JobDirectory, path: str) -> bool:

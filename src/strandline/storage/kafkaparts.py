@@ -163,18 +163,18 @@ class LogTopics:
         with self._reader(str(folder)) as (reader, _):
             partitions = self._metadata(folder, reader)
         for partition in range(partitions):
-            found: dict[str, tuple[int, int, int]] = {}
+            places: dict[str, tuple[int, int, int]] = {}
             for message in self._all_records(folder, partition):
                 owner, _, key = (message.key() or b"").decode(errors="replace").partition("/")
                 if owner != folder.owner:
                     continue
                 name = key.rpartition("/")[0]
                 if message.value() is None:
-                    found.pop(name, None)
+                    places.pop(name, None)
                     continue
-                first, last, _ = found.get(name, (message.offset(), 0, 0))
-                found[name] = first, max(last, message.offset()), int(message.timestamp()[1])
-            for name, (first, last, written_ms) in found.items():
+                first, last, _ = places.get(name, (message.offset(), 0, 0))
+                places[name] = first, max(last, message.offset()), int(message.timestamp()[1])
+            for name, (first, last, written_ms) in places.items():
                 part = part_at(f"{folder.path}/{partition}/{first}-{last}/{name}")
                 if part is not None:
                     yield part, written_ms
