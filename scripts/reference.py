@@ -25,7 +25,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "State": ("Value", "List", "Map", "Reducing", "Aggregating", "Broadcast", "TTL"),
     "Windows": ("Tumbling", "Sliding", "Session", "Global", "Early", "Window"),
-    "Settings": ("Checkpoints", "Changelog", "KafkaLog", "Continuous", "Restart", "Settings", "FollowExecutors", "Telemetry"),
+    "Settings": (
+        "Checkpoints", "Changelog", "KafkaLog", "Continuous", "Restart", "Settings", "FollowExecutors", "Telemetry",
+    ),
     "Aggregates, `sl.agg`": ("agg",),
     "Sinks, `sl.sinks`": ("sinks",),
     "Kafka as a source, `sl.kafka`": ("kafka",),
