@@ -66,24 +66,34 @@ MODES: dict[str, dict[str, Any]] = {
     "full": {"mode": "full"},
 }
 """By name, options of checkpoints: their mode, and whether keepers have a log, which "changelog" has by default."""
-_DEFAULT = "incremental"
-_MODE = "STRANDLINE_BENCHMARK_MODE"
+_MODE, _DEFAULT_MODE = "STRANDLINE_BENCHMARK_MODE", "incremental"
+_EVERY, _DEFAULT_EVERY = "STRANDLINE_BENCHMARK_EVERY", "10s"
 
 
 def add_mode(parser: argparse.ArgumentParser) -> None:
     """Let the user choose the mode of checkpoints; `checkpoint_mode` has it, also in processes that are started."""
-    parser.add_argument("--mode", choices=MODES, default=_DEFAULT, action=_SetMode, help="of the checkpoints")
+    parser.add_argument("--mode", choices=MODES, default=_DEFAULT_MODE, action=_Set, help="of the checkpoints")
 
 
-class _SetMode(argparse.Action):
+def add_interval(parser: argparse.ArgumentParser) -> None:
+    """Let the user choose the time between checkpoints, as `add_mode` does their mode."""
+    parser.add_argument("--every", default=_DEFAULT_EVERY, action=_Set, help="the time between checkpoints")
+
+
+class _Set(argparse.Action):
     def __call__(self, parser: object, given: object, value: Any, option: object = None) -> None:
-        os.environ[_MODE] = value
+        os.environ[{"mode": _MODE, "every": _EVERY}[self.dest]] = value
         setattr(given, self.dest, value)
 
 
 def checkpoint_mode() -> str:
     """Return the name of the mode that the user chose."""
-    return os.environ.get(_MODE, _DEFAULT)
+    return os.environ.get(_MODE, _DEFAULT_MODE)
+
+
+def checkpoint_interval() -> str:
+    """Return the time between checkpoints that the user chose."""
+    return os.environ.get(_EVERY, _DEFAULT_EVERY)
 
 
 def durability() -> dict[str, Any]:

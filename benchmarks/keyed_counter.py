@@ -21,8 +21,10 @@ from benchmarks._counting import KEYS, MASTER, SPARK_SETTINGS, Load, check_state
 from benchmarks._harness import (
     MODES,
     Result,
+    add_interval,
     add_mode,
     add_subject_options,
+    checkpoint_interval,
     checkpoint_mode,
     durability,
     emit,
@@ -37,7 +39,6 @@ from benchmarks._peers import OUTPUT, run_aggregation, run_transform_with_state
 
 BENCHMARK = "keyed_counter"
 STATE = "struct<cnt: bigint, sm: bigint>"
-CHECKPOINT_INTERVAL = "10s"
 
 PER_EVENT = "per-event"
 VECTORISED = "vectorised"
@@ -90,7 +91,7 @@ def run_strandline(name: str, process: sl.KeyedProcess | sl.KeyedBatchProcess, d
     def start(sink: Any) -> Any:
         counted = sl.stream(keyed_rows(spark, load)).key_by("key").process(process, output=OUTPUT, uid="counter")
         checkpoints = sl.Checkpoints(
-            (directory / "checkpoints").as_uri(), every=CHECKPOINT_INTERVAL, **MODES[checkpoint_mode()]
+            (directory / "checkpoints").as_uri(), every=checkpoint_interval(), **MODES[checkpoint_mode()]
         )
         settings = sl.Settings(backend="rocksdb", local_dir=directory / "local", **durability())
         return sl.Job(BENCHMARK, sinks=[counted.to(sink)], checkpoints=checkpoints, settings=settings).start(spark)
@@ -160,6 +161,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--subjects", nargs="+", choices=list(LOADS), default=list(LOADS), metavar="SUBJECT")
     add_mode(parser)
+    add_interval(parser)
     add_subject_options(parser, list(LOADS))
     given = parser.parse_args()
     if given.subject:

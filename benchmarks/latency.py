@@ -6,8 +6,8 @@ A subject is a mode of checkpoints and an end. The mode `kafkalog` is `changelog
 the end `epoch` is Kafka with `visibility="epoch"`, where rows do not wait for a checkpoint (Samza's order). A process
 beside the job writes rows into a topic of Kafka, each with the time at which it was due. The job sets the value of each
 row's key, which it reads first; it begins with a savepoint that has all keys, so many that `--rate` rows a second
-change 1 % of the state a second. Another process sees the rows in the end, by the end's own client: a row's age is how
-long that is after it was due.
+change 1 % of the state a second (`--changed`). Another process sees the rows in the end, by the end's own client: a
+row's age is how long that is after it was due.
 
 The job's own figures say where the age comes from: for each checkpoint the phases from the begin of the oldest epoch
 that it covers until the sink's rows are visible. Before, a row has waited in the topic until its epoch began, which is
@@ -57,8 +57,6 @@ IN_KAFKA = "kafkalog"
 SUBJECTS = tuple(f"{mode}-{place}" for mode in (*MODES, IN_KAFKA) for place in PLACES)
 OUTPUT = "id bigint, person string, amount double, at timestamp"
 PARTITIONS = 2
-CHANGED_A_SECOND = 0.01
-"""The part of the state that changes."""
 STATE_MEMORY = "1GB"
 _LOOK_S = 2.0
 _SHOWN_WITHIN_S = 300.0
@@ -115,9 +113,10 @@ def as_binary(values: Any) -> pa.Array:
 class Load:
     """How large the state is, and its values."""
 
-    def __init__(self, state_gb: float, rate: int) -> None:
+    def __init__(self, state_gb: float, rate: int, changed: float) -> None:
+        """`changed` is the part of the state that changes in a second."""
         self.rate = rate
-        self.keys = round(rate / CHANGED_A_SECOND)
+        self.keys = round(rate / changed)
         self.value_bytes = max(_STAMP_BYTES, round(state_gb * 1e9 / self.keys))
 
     def make_job(self, spark: Any, servers: str, sink: sl.sinks.Sink, directory: Path, mode: Any, every: str) -> sl.Job:
@@ -178,7 +177,7 @@ class Load:
 def run_subject(subject: str, options: argparse.Namespace, directory: Path) -> Result:
     """Measure a subject in this process."""
     mode, _, place = subject.rpartition("-")
-    load = Load(options.state_gb, options.rate)
+    load = Load(options.state_gb, options.rate, options.changed)
     spark = sl.session("strandline-benchmark", f"local[{PARTITIONS}]", **SPARK_SETTINGS)
     every = f"{round(options.interval * 1000)}ms"
     with ExitStack() as stack:
@@ -296,6 +295,7 @@ def main() -> None:
     parser.add_argument("--interval", type=float, default=0.5, help="seconds between checkpoints")
     parser.add_argument("--state-gb", type=float, default=1.0, help="size of all keys' values")
     parser.add_argument("--rate", type=int, default=5_000, help="rows a second, each of which changes a key")
+    parser.add_argument("--changed", type=float, default=0.01, help="the part of the state that changes in a second")
     parser.add_argument("--seconds", type=float, default=60.0, help="of measuring, after some that are not counted")
     parser.add_argument("--warm-up", type=float, default=30.0, help="seconds before that: a JVM begins slowly")
     parser.add_argument("--state", type=Path, help=argparse.SUPPRESS)
@@ -310,16 +310,20 @@ def main() -> None:
     with scratch("latency-state") as state:
         options = [
             "--interval", str(given.interval), "--state-gb", str(given.state_gb), "--rate", str(given.rate),
-            "--warm-up", str(given.warm_up), "--seconds", str(given.seconds), "--state", str(state),
+            "--changed", str(given.changed), "--warm-up", str(given.warm_up), "--seconds", str(given.seconds),
+            "--state", str(state),
         ]  # fmt: skip
-        progress(f"{BENCHMARK}: {given.state_gb} GB, {given.rate:,} rows/s, checkpoints every {given.interval} s")
+        progress(
+            f"{BENCHMARK}: {given.state_gb} GB, {given.rate:,} rows/s that change {given.changed:.1%} of it a second, "
+            f"checkpoints every {given.interval} s"
+        )
         results = measure_in_turn("benchmarks.latency", given.subjects, given.rounds, options)
     for subject, found in results.items():
         for metric in found[0]:
             value = median_of(found, metric)
             emit(
                 BENCHMARK, subject, metric, round(value, 3 if metric.endswith("_s") else 1),
-                interval=given.interval, state_gb=given.state_gb, rate=given.rate,
+                interval=given.interval, state_gb=given.state_gb, rate=given.rate, changed=given.changed,
             )  # fmt: skip
 
 

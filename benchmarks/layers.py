@@ -22,7 +22,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks._harness import Result, add_subject_options, emit, measure_in_turn, progress, report_result
+from benchmarks._harness import (
+    MODES,
+    Result,
+    add_interval,
+    add_mode,
+    add_subject_options,
+    checkpoint_interval,
+    checkpoint_mode,
+    emit,
+    measure_in_turn,
+    progress,
+    report_result,
+)
 
 BENCHMARK = "layers"
 _WARM_UP_S = 25.0
@@ -66,7 +78,9 @@ def counting(kind: str, spark: Any, directory: Path) -> Iterator[Any]:
     job = sl.Job(
         BENCHMARK,
         sinks=[results.to(sl.sinks.noop())],
-        checkpoints=sl.Checkpoints((directory / "checkpoints").as_uri(), every="10s"),
+        checkpoints=sl.Checkpoints(
+            (directory / "checkpoints").as_uri(), every=checkpoint_interval(), **MODES[checkpoint_mode()]
+        ),
         settings=sl.Settings(backend="rocksdb", local_dir=directory / "local"),
     )
     with job.start(spark) as run:
@@ -251,6 +265,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.layers", description=__doc__)
     parser.add_argument("--subjects", nargs="+", default=list(SUBJECTS), choices=SUBJECTS)
     parser.add_argument("--seconds", type=float, default=20.0)
+    add_mode(parser)
+    add_interval(parser)
     parser.add_argument("--svg", type=Path, help="the file for the picture")
     add_subject_options(parser, SUBJECTS)
     options = parser.parse_args()

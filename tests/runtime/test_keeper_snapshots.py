@@ -410,3 +410,14 @@ def test_a_keeper_that_took_a_snapshot_of_a_restored_state_shares_its_files(nurs
 
 
 # -- in this process
+
+
+@pytest.mark.parametrize("backend", ["rocksdb", "filesystem"])
+def test_an_epoch_that_changes_more_than_fits_in_memory_is_reported(nursery: Nursery, backend: str) -> None:
+    keeper = nursery.start(backend=backend, partition_memory_bytes=16 << 20)
+    _, few = keeper.run([(str(n), "fill", 500, 0) for n in range(100)])
+    assert few.findings == []
+    _, many = keeper.run([(str(n), "fill", 500, 0) for n in range(60_000)])
+    # The memory of a backend that has all state there is another matter.
+    expected = ["changes more state than a partition's share of state_memory, 16.0 MB"] if backend == "rocksdb" else []
+    assert [text.partition("an epoch ")[2].partition(":")[0] for text in many.findings] == expected

@@ -166,7 +166,11 @@ def test_a_keeper_that_dies_is_one_message_and_another_when_the_job_goes_on(
     assert "was ended by signal 9 (SIGKILL)" in died
     assert "count-" in died
     eventually(lambda: "s after it failed" in caplog.text, "a line says that it works again")
-    (interruption,) = run.recent().interruptions
+    recent = run.recent()
+    (interruption,) = recent.interruptions
+    # Who has not looked meanwhile learns of the attempt before, too.
+    assert [each.epoch for each in recent.earlier_epochs] == [1]
+    assert [each.epoch for each in recent.earlier_checkpoints] == [1]
     assert (interruption.kind, interruption.cause, interruption.checkpoint) == (
         "failure", run.status().last_failure, run.status().restored_from,
     )  # fmt: skip

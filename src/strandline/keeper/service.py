@@ -235,7 +235,7 @@ class PartitionService:
             "failed_events": task.failed_events,
             "source_rows": task.source_rows,
             "newest_us": task.newest_us,
-            "findings": [str(each.error) for each in task.findings],
+            "findings": [*(str(each.error) for each in task.findings), *opened.snapshots.find_excess()],
             "process_ms": round((time.perf_counter() - started) * 1000, 3),
             "wait_ms": round(kept.wait_s * 1000, 3),
         }

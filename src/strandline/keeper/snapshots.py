@@ -31,6 +31,7 @@ from strandline.core.errors import CorruptionError, StrandlineError, discreet, l
 from strandline.core.failure import format_error
 from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.keygroups import range_of
+from strandline.core.texts import size_text
 from strandline.format.manifest import FileRef, PartitionInfo
 from strandline.keeper.paths import drop_copies, local_copy, standby_files, sweep_machine
 from strandline.keeper.protocol import Report
@@ -184,6 +185,18 @@ class Snapshots:
             self._writing.result()
         self._writing = self._writer.submit(self._write, self._freeze(version), version)
         return True
+
+    def find_excess(self) -> list[str]:
+        """Return a finding if the changes that the backend lacks, with all of an epoch, take too much memory."""
+        memory_bytes = self._program.partition_memory_bytes
+        if self._backend.keeps_all or self._store.dirty_bytes <= memory_bytes:
+            return []
+        return [
+            f"operator '{self._program.uid}': an epoch changes more state than a partition's share of state_memory, "
+            f"{size_text(memory_bytes)}: its changes are in memory until it has ended, however many they are; limit "
+            "the rows of an epoch at the source, as by maxOffsetsPerTrigger or maxFilesPerTrigger, or raise "
+            "state_memory or parallelism"
+        ]
 
     def raise_error(self) -> None:
         """Raise the error of a failed background write: the backend lacks changes since then."""

@@ -18,7 +18,6 @@ from strandline.telemetry.figures import Figures
 from strandline.telemetry.metrics import JOB_LABELS, METRICS, samples
 
 Read = Callable[[], Iterable[Figures]]
-LOOPBACK = "127.0.0.1"
 
 
 class JobCollector(Collector):

@@ -138,9 +138,8 @@ class Run:
         """Return this attempt's last epochs and checkpoints, and the run's interruptions."""
         attempt = self._supervisor.attempt
         epochs = list(attempt.driver.progress.recent) if attempt else []
-        return Recent(list(self.checkpoints()), epochs, list(self._supervisor.interruptions))
         interruptions, before = list(self._supervisor.interruptions), self._supervisor.recent_before
-        return Recent(self.checkpoints(), epochs, interruptions, *before)
+        return Recent(list(self.checkpoints()), epochs, interruptions, *before)
 
     def checkpoints(self) -> list[CheckpointStats]:
         """Return figures of this attempt's checkpoints, oldest first."""

@@ -66,7 +66,7 @@ def _hint(exit_code: int | None, lines: Iterable[str]) -> str:
     if exit_code == -signal.SIGKILL or (exit_code is None and not any(" ERROR " in line for line in lines)):
         return (
             "if no user killed it, the system did because memory ran out (see dmesg, journalctl -k or the limit of the "
-            "container): lower state_memory in Settings, or add memory"
+            "container): lower state_memory in Settings, let an epoch have fewer rows, or add memory"
         )
     if exit_code in (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE):
         return "native code of a library has crashed: the log has the Python stack"
