@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from strandline.storage.remote import open_store
 from tests import kafkaserver
 from tests.checkpoint.helpers import late_clock
 from tests.kafkaserver import Kafka
+from tests.spark import small
 from tests.spark.harness import App, Case, Reader, eventually, fired, keepers_armed, settle
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
@@ -217,3 +219,27 @@ def test_a_topic_that_would_lose_parts_is_refused(spark: Any, case: Case, kafka:
     topic = kafka.create(f"jobs-log-{next(_numbers)}", 1)
     with pytest.raises(sl.errors.ConfigurationError, match=f"topic '{topic}'.*cleanup.policy=delete, expected compact"):
         case.job(spark, checkpoints=checkpoints(case, kafka.servers, topic)).start(spark)
+
+
+def test_samzas_order_shows_rows_before_their_checkpoint_and_perhaps_twice_and_counts_once(
+    spark: Any, case: Case, kafka: Kafka, topic: str
+) -> None:
+    sink, users, source = sl.sinks.memory(visibility="epoch"), ["a", "b", "c"], case.root / "in"
+    options = checkpoints(case, kafka.servers, topic, every=None, local_log=False)
+    job = small.job(
+        sl.stream(small.source(spark, source)), case.root, case.local_dir, sink=sink, checkpoints=options,
+        restart=sl.Restart(attempts=5, delay="50ms"),
+    )  # fmt: skip
+    with job.start(spark) as run:
+        small.write_rows(source, 0, [(user, "a", 1) for user in users])
+        settle(run)
+        small.write_rows(source, 1, [(user, "a", 1) for user in users])
+        run.process_all_available()
+        # No checkpoint has them.
+        assert small.rows_of(sink) == small.counted(users * 2)
+        os.kill(run.status().keepers[0].pid, signal.SIGKILL)
+        small.write_rows(source, 2, [(user, "a", 1) for user in users])
+        settle(run)
+        assert run.status().restarts == 1
+        assert set(small.rows_of(sink)) == set(small.counted(users * 3))
+        assert small.rows_of(sink) >= small.counted(users * 3)
