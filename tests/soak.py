@@ -39,7 +39,7 @@ def soaking(values: Iterable[Any]) -> list[Any]:
 MODE: Any = os.environ.get("STRANDLINE_TEST_MODE", "incremental")
 """The mode of the checkpoints in tests that do not choose one; `make soak` runs them in each."""
 _TOPIC = os.environ.get("STRANDLINE_TEST_LOG", "").split()
-SMALL_LOG = Changelog(parts=3, log=KafkaLog(*_TOPIC) if _TOPIC else None)
+SMALL_LOG = Changelog(parts=3, log=KafkaLog(_TOPIC[0], _TOPIC[1]) if _TOPIC else None)
 """A log that is replaced by a new base with each third checkpoint: in files, or in a topic ("localhost:9092 topic")."""
 
 BACKENDS = [*soaking(["memory"]), "filesystem", "rocksdb"]
