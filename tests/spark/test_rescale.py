@@ -58,7 +58,7 @@ def test_a_running_job_is_rescaled_each_operator_by_itself_and_its_keepers_are_k
         status = run.status()
         return status.parallelism == 2 and status.state == "running"
 
-    on_demand: dict[str, Any] = {"checkpoints": case.checkpoints(None)}
+    on_demand: dict[str, Any] = {"checkpoints": case.checkpoints(None, local_log=False)}
     follow = sl.FollowExecutors(min=1, max=2, after="300ms")
     with Reader(case):
         case.add(1)

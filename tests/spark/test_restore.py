@@ -109,7 +109,7 @@ def restored(case: Case) -> list[tuple[int, int]]:
 def test_local_copies_are_used_and_damaged_ones_are_not(spark: Any, case: Case, at: float) -> None:
     case.short = True
     case.add(1)
-    with case.job(spark, checkpoints=case.checkpoints(None)).start(spark) as run:
+    with case.job(spark, checkpoints=case.checkpoints(None, local_log=False)).start(spark) as run:
         settle(run)
         os.kill(run.status().keepers[0].pid, signal.SIGKILL)
         case.add(1)
