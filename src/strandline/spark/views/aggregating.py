@@ -87,6 +87,8 @@ def _summed(
             *((each.name, each.kind.ddl) for each in sums.addends),
         )
         parts = {each.name: each.part for each in sums.addends}
+        if groups and not child.weighted:
+            parts = sums.counted(parts)
         partial = PartialNode(Columns(types), node, (KEY,), Cut(), parts)
         fields = [each.field for each in sums.addends]
         aggregated = sums.aggregated(appends=child.appends)

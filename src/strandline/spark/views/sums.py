@@ -9,7 +9,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from strandline.core.errors import ConfigurationError
@@ -116,6 +116,18 @@ class Sums:
             same={names[column]: names[other] for column, other in self.same.items()},
             is_changed=not appends,
         )
+
+    def counted(
+        self, parts: Mapping[str, AccumulatorColumn], stored: Mapping[str, str] | None = None
+    ) -> dict[str, AccumulatorColumn]:
+        """Return the accumulator's columns, the numbers of rows as Spark counts: for rows of which each is added.
+
+        `stored` is as in aggregated().
+        """
+        counts = {stored[each] if stored else each for each in (COUNT, *self.same)}
+        return {
+            name: replace(part, many="count(1)", addend="") if name in counts else part for name, part in parts.items()
+        }
 
     def finish(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 from strandline.api import aggregates as agg
 from strandline.api.windows import WINDOW_END, WINDOW_START, Session, Sliding, Tumbling
 from strandline.plan.aggregation import aggregate_on
-from strandline.plan.graph import Keyed, Node, WatermarkNode
+from strandline.plan.graph import Keyed, Node, PartialNode, WatermarkNode
 from strandline.plan.operators import movers_above
 from strandline.runtime.builtin import BuiltinOperator
 from strandline.runtime.operators.windows.operator import Rules
@@ -76,6 +76,10 @@ def closed_windows(
         assert operator.aggregated is not None
         stored = {name: info.columns[0] for name, info in operator.aggregated.infos.items()}
         operator.process.own_aggregated = sums.aggregated(appends=True, stored=stored)
+        if not rows.weighted:
+            partial = operator.parent
+            assert isinstance(partial, PartialNode)
+            operator = replace(operator, parent=replace(partial, parts=sums.counted(partial.parts, stored)))
         bound = "gone when the watermark closes it"
         part = Part(operator.uid, what, "sums and counts of each open window", "", bound=bound)
         return replace(operator, group=group), part
