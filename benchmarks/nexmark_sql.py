@@ -96,7 +96,7 @@ def view_of(query: str, df: DataFrame, emit: Literal["final", "changes"] = "fina
     """Return the view of a query over the stream of all events."""
     import strandline as sl
 
-    return sl.sql(TEXTS[query], emit=emit, state_ttl=None, **streams_of(df, columns_of(TEXTS[query])))
+    return sl.sql(TEXTS[query], uid="", emit=emit, state_ttl=None, **streams_of(df, columns_of(TEXTS[query])))
 
 
 def run_view(query: str, events: Path, size: Size, directory: Path) -> Any:
