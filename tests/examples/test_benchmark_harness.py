@@ -110,7 +110,7 @@ def row_file(path, ids):
 @pytest.mark.parametrize("more", [[], [2]])
 def test_a_reader_beside_the_job_sees_each_row_once_or_says_so(tmp_path, more):
     (tmp_path / "out").mkdir()
-    load = latency.Load(0.001, 500)
+    load = latency.Load(0.001, 500, 0.01)
     with client(Reader(Files(tmp_path), tmp_path / "seen.npz")) as reader:
         row_file(tmp_path / "out/part-1.parquet", [0, 1])
         row_file(tmp_path / "out/part-2.parquet", [2, *more])
@@ -127,7 +127,7 @@ def test_a_reader_beside_the_job_sees_each_row_once_or_says_so(tmp_path, more):
 
 
 def test_a_wrong_number_of_changes_fails_the_latency_benchmark():
-    load = latency.Load(0.001, 1)
+    load = latency.Load(0.001, 1, 0.01)
     assert (load.keys, load.value_bytes) == (100, 10_000)
     ids = np.arange(101)
     seen = {"ids": ids, "amounts": np.where(ids < 100, 1, 2), "count": np.array(101)}

@@ -47,7 +47,8 @@ def test_a_hot_key_is_named_in_the_status_and_nowhere_else(spark: Any, case: Cas
     with job.start(spark) as run:
         (key,) = eventually(known, "the heaviest key is known")
         assert key.key == {"user": HOT}
-        assert key.share == pytest.approx(0.3, abs=2 * key.error + 0.02)
+        # Partitions measure at different times: on a busy machine, one may know of more epochs than another.
+        eventually(lambda: any(abs(key.share - 0.3) < 2 * key.error + 0.02 for key in known()), "its share is known")
         assert key.error > 0
         # A program may log its status.
         assert HOT not in repr(run.status())

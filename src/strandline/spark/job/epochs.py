@@ -106,8 +106,8 @@ class EpochDriver:
     """The steady time before Spark's query was started; None: now."""
     epoch_log: EpochLog | None = None
     record_event: Callable[[Event], object] | None = None
-    explain: Callable[[BaseException], BaseException] = field(default=lambda error: error)
-    """Returns the reason of an epoch's error."""
+    explain: Callable[[BaseException], BaseException] | None = None
+    """Returns the reason of an epoch's error, if another is known than the error itself."""
     _stopped_us: int | None = field(default=None, init=False)
     """The time at which a drain stopped the clock: timers that are due by then fire, and no later ones."""
 
@@ -163,7 +163,9 @@ class EpochDriver:
                 self._done = batch
                 self._trigger_late()
             except BaseException as error:
-                self.error = self.explain(unwrap_error(error))
+                self.error = unwrap_error(error)
+                if self.explain is not None:
+                    self.error = self.explain(self.error)
                 self.failed.set()
                 raise self.error from error
             finally:
