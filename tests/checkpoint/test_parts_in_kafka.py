@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from strandline.backends.base import LocalFile
 from strandline.checkpoint import gc
@@ -52,8 +54,7 @@ class Topics:
         return self.written_ms
 
     def find(self, folder: LogFolder) -> Iterator[tuple[LogPart, int]]:
-        assert folder == FOLDER
-        return ((part, self.written_ms) for part in self.parts)
+        return ((replace(part, folder=folder), self.written_ms) for part in self.parts)
 
     def delete(self, parts: list[LogPart]) -> None:
         for part in parts:
@@ -165,3 +166,21 @@ def test_gc_deletes_parts_that_are_much_older_than_the_newest_manifest(
     assert [item.path for item in plan.garbage] == [left]
     assert gc.execute(plan) == 1
     assert [part.path for part in topics.parts] == [refs[PART].path]
+
+
+def test_gc_leaves_parts_that_are_needed_whatever_their_path(
+    jobdir: JobDirectory, topics: Topics, tmp_path: Path, clock: ManualClock
+) -> None:
+    first = uploaded(jobdir, files_in(tmp_path / "a", part=b"12345"), topics.append)
+    publish(jobdir, 1, first)
+    # The user adds a broker to the addresses: each address finds all parts of the job.
+    part = part_at(topics.append(tmp_path / "a" / PART)[0])
+    assert part is not None
+    renamed = replace(part, folder=replace(FOLDER, servers="one:9092,two:9092"))
+    topics.parts[renamed] = topics.parts.pop(part)
+    publish(jobdir, 2, {**first, PART: structs.replace(first[PART], path=renamed.path)})
+    topics.written_ms = jobdir.head(manifest_path(C2)).modified_ms - 7_200_000
+    plan = gc.plan(jobdir, clock)
+    assert (plan.garbage, plan.too_young, plan.live) == ([], 0, [C1, C2])
+    assert gc.execute(plan) == 0
+    assert len(topics.parts) == 2

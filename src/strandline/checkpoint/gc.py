@@ -99,22 +99,27 @@ def _look(jobdir: JobDirectory, clock: Clock) -> tuple[Catalog, set[str]]:
     A running job may delete the checkpoint that was the newest while the others are read: then look again.
     """
     for left in reversed(range(_LOOKS)):
-        catalog = _with_parts(jobdir, read_catalog(jobdir))
+        catalog = read_catalog(jobdir)
         try:
-            return catalog, _needed(jobdir, catalog, clock)
+            needed = _needed(jobdir, catalog, clock)
         except CorruptionError:
             if not left or not catalog.live or _is_there(jobdir, manifest_path(max(catalog.live))):
                 raise
+        else:
+            return replace(catalog, objects={**catalog.objects, **_left_parts(jobdir, catalog, needed)}), needed
     raise AssertionError
 
 
-def _with_parts(jobdir: JobDirectory, catalog: Catalog) -> Catalog:
-    """Add all parts of logs of the topics in Kafka that manifests name."""
+def _left_parts(jobdir: JobDirectory, catalog: Catalog, needed: set[str]) -> dict[str, ObjectInfo]:
+    """Return by path the parts of logs, in the topics in Kafka that manifests name, whose records nothing needs.
+
+    A part may have other paths: another address of the same brokers is in them, or offsets of records that came again.
+    """
+    keys = {part.key(0) for path in needed if (part := part_at(path))}
     named = (part_at(file.path) for manifest in catalog.manifests.values() for file in manifest.stored())
     folders = {part.folder.path for part in named if part is not None}
-    return replace(
-        catalog, objects={**catalog.objects, **{info.path: info for folder in folders for info in jobdir.list(folder)}}
-    )
+    listed = {info.path: info for folder in folders for info in jobdir.list(folder)}
+    return {path: info for path, info in listed.items() if (part := part_at(path)) and part.key(0) not in keys}
 
 
 def _is_there(jobdir: JobDirectory, path: str) -> bool:
