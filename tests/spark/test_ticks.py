@@ -192,6 +192,21 @@ def gated() -> tuple[Any, list[Any]]:
     return driver, ran
 
 
+def test_an_epochs_error_is_seen_with_its_reason_only() -> None:
+    driver, _ = gated()
+    seen: list[BaseException | None] = []
+
+    def explain(error: BaseException) -> BaseException:
+        seen.append(driver.error)
+        return UnavailableError("the query was stopped")
+
+    driver.error, driver.explain, driver._run = None, explain, lambda *given: 1 / 0
+    with pytest.raises(KeeperError, match="the query was stopped"):
+        call(driver, "rows", 6)
+    assert seen == [None]
+    assert type(driver.error) is UnavailableError
+
+
 def test_a_batch_that_waits_for_the_lock_begins_no_epoch_of_a_run_that_was_paused_meanwhile() -> None:
     driver, ran = gated()
     before: list[list[Any]] = []

@@ -345,14 +345,9 @@ class Snapshots:
             with self._lock:
                 base = {**self._known.files, **self._uploaded_beside}
             refs, uploaded_bytes = upload(
-                self._jobdir,
-                files,
-                checkpoint,
-                base,
-                self._kind,
-                lambda: checkpoint not in self._in_flight,
-                self._append,
-            )
+                self._jobdir, files, checkpoint, base, self._kind,
+                cancelled=lambda: checkpoint not in self._in_flight, append=self._append,
+            )  # fmt: skip
             failpoints.hit("keeper.upload.after")
         except BaseException as error:
             if isinstance(error, CorruptionError):

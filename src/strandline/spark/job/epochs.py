@@ -163,9 +163,9 @@ class EpochDriver:
                 self._done = batch
                 self._trigger_late()
             except BaseException as error:
-                self.error = unwrap_error(error)
-                if self.explain is not None:
-                    self.error = self.explain(self.error)
+                # At once: another thread may see it.
+                cause = unwrap_error(error)
+                self.error = cause if self.explain is None else self.explain(cause)
                 self.failed.set()
                 raise self.error from error
             finally:
