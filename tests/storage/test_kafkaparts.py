@@ -6,16 +6,29 @@ import hashlib
 import itertools
 import random
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
+from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from strandline.core.errors import AccessError, ConfigurationError, NotFoundError, UnavailableError
-from strandline.core.kafkaclient import Cluster
+from strandline.core.kafkaclient import Cluster, discard
 from strandline.storage import kafkaparts
-from strandline.storage.kafkaparts import CHUNK_BYTES, LogFolder, LogPart, LogTopics, folder_at, part_at
+from strandline.storage.kafkaparts import (
+    CHUNK_BYTES,
+    LogFolder,
+    LogPart,
+    LogTopics,
+    end_clients,
+    folder_at,
+    part_at,
+    topics_at,
+)
 from strandline.storage.remote import open_store
 from tests import kafkaserver
 from tests.kafkaserver import Kafka
@@ -67,14 +80,22 @@ def test_a_part_is_read_as_it_was_written(topics: LogTopics, folder: LogFolder, 
     assert not list(store.list("job"))
 
 
-def test_parts_of_threads_are_between_each_other(topics: LogTopics, kafka: Kafka, tmp_path: Path) -> None:
-    from concurrent.futures import ThreadPoolExecutor
+def test_parts_of_threads_are_between_each_other(
+    topics: LogTopics, kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_have_sent_one, send = Barrier(4), kafkaparts._Sending.send
 
+    def send_in_turn(sending: Any, key: str, value: bytes | None) -> None:
+        if sending._sent == 1:
+            all_have_sent_one.wait(30)
+        send(sending, key, value)
+
+    monkeypatch.setattr(kafkaparts._Sending, "send", send_in_turn)
     folder = LogFolder(kafka.servers, kafka.create(f"log-{next(_numbers)}", 1, cleanup_policy="compact"), OWNER)
-    files = [file_of(tmp_path, 5 * CHUNK_BYTES + seed, seed) for seed in range(6)]
+    files = [file_of(tmp_path, 5 * CHUNK_BYTES + seed, seed) for seed in range(4)]
     with ThreadPoolExecutor(4) as pool:
         parts = [part for part, _ in pool.map(lambda file: topics.append(folder, file[0]), files)]
-    assert any(part.last - part.first + 1 > part.chunks for part in parts)
+    assert sum(part.last - part.first + 1 > part.chunks for part in parts) >= 3
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda part: b"".join(topics.read(part)), parts)) == [data for _, data in files]
 
@@ -156,6 +177,65 @@ def test_a_broker_that_is_away_makes_the_log_unavailable(tmp_path: Path, monkeyp
         server.run()
         assert topics.look(part)
         assert topics.look(append(topics, folder, tmp_path))
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[Any], list[Any]]]:
+    """The clients that were made, and those that were ended."""
+    end_clients()
+    made, ended = list[Any](), list[Any]()
+    create = kafkaparts.create_client
+
+    def record(*given: Any) -> Any:
+        made.append(create(*given))
+        return made[-1]
+
+    monkeypatch.setattr(kafkaparts, "create_client", record)
+    monkeypatch.setattr(kafkaparts, "discard", ended.append)
+    yield made, ended
+    ended.clear()
+    while made:
+        discard(made.pop())
+
+
+def test_clients_end_with_the_run(
+    kafka: Kafka, folder: LogFolder, tmp_path: Path, clients: tuple[list[Any], list[Any]]
+) -> None:
+    made, ended = clients
+    topics = topics_at(kafka.servers, {})
+    part = append(topics, folder, tmp_path)
+    reading = topics.read(part)
+    next(reading)
+    assert topics.look(part)
+    assert topics_at(kafka.servers, {}) is topics
+    end_clients()
+    # One is in use.
+    assert len(ended) == len(made) - 1 == 2
+    reading.close()
+    assert {*map(id, ended)} == {*map(id, made)}
+    assert topics_at(kafka.servers, {}) is not topics
+    assert topics_at(kafka.servers, {}).look(part)
+    end_clients()
+    assert len(ended) == len(made) == 4
+
+
+def test_threads_whose_producer_fails_end_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clients: tuple[list[Any], list[Any]]
+) -> None:
+    """Each would wait for ever for the other to leave it."""
+    monkeypatch.setattr(kafkaparts, "_ANSWER_S", 2.0)
+    server = kafkaserver.start()
+    try:
+        folder = LogFolder(server.servers, server.create("log", 1, cleanup_policy="compact"), OWNER)
+        topics = LogTopics(Cluster(server.servers))
+        append(topics, folder, tmp_path)
+        server.kill()
+        with ThreadPoolExecutor(3) as pool:
+            sent = [pool.submit(append, topics, folder, tmp_path, seed=seed) for seed in range(3)]
+        assert [type(each.exception()) for each in sent] == [UnavailableError] * 3
+        assert len(clients[1]) == 1
     finally:
         server.stop()
 

@@ -118,8 +118,8 @@ def _left_parts(jobdir: JobDirectory, catalog: Catalog, needed: set[str]) -> dic
     keys = {part.key(0) for path in needed if (part := part_at(path))}
     named = (part_at(file.path) for manifest in catalog.manifests.values() for file in manifest.stored())
     folders = {part.folder.path for part in named if part is not None}
-    listed = {info.path: info for folder in folders for info in jobdir.list(folder)}
-    return {path: info for path, info in listed.items() if (part := part_at(path)) and part.key(0) not in keys}
+    parts = {info.path: info for folder in folders for info in jobdir.list(folder)}
+    return {path: info for path, info in parts.items() if (part := part_at(path)) and part.key(0) not in keys}
 
 
 def _is_there(jobdir: JobDirectory, path: str) -> bool:

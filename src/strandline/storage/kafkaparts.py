@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,10 @@ class LogTopics:
         self._readers: list[tuple[Any, ClientErrors]] = []
         """Those that no thread uses."""
         self._producing: tuple[Any, ClientErrors] | None = None
+        self._lock = threading.Lock()
+        """Of the producer, which several threads use: one of them makes it, and one ends it."""
         self._partitions: dict[str, int] = {}
+        self._has_ended = False
 
     def append(self, folder: LogFolder, source: Path) -> tuple[LogPart, str]:
         """Write a file's bytes as a new part; return it and their sha256 when all replicas in sync have them."""
@@ -226,6 +229,13 @@ class LogTopics:
                 hint=f"kafka-configs.sh --alter --topic {topic} --add-config max.message.bytes=1048588",
             )
 
+    def end(self) -> None:
+        """End the clients, those in use when they no longer are."""
+        self._has_ended = True
+        self._drop_producer(self._producing)
+        while self._readers:
+            discard(self._readers.pop()[0])
+
     def _records(self, part: LogPart, offset: int, chunks: range) -> Iterator[Any]:
         """Yield the messages of these chunks, which are at `offset` and after it."""
         wanted = chunks.start
@@ -312,22 +322,29 @@ class LogTopics:
         """Lend the producer; after an error another one takes its place."""
         from confluent_kafka import Producer
 
-        if (lent := self._producing) is None:
-            errors = ClientErrors()
-            settings = self._cluster.settings(
-                errors, enable_idempotence=True, acks="all", linger_ms=0, message_timeout_ms=int(_ANSWER_S * 1000),
-                message_max_bytes=_LEAST_MESSAGE_BYTES,
-            )  # fmt: skip
-            lent = self._producing = create_client(Producer, self._cluster, settings), errors
+        with self._lock:
+            if self._producing is None:
+                errors = ClientErrors()
+                settings = self._cluster.settings(
+                    errors, enable_idempotence=True, acks="all", linger_ms=0, message_timeout_ms=int(_ANSWER_S * 1000),
+                    message_max_bytes=_LEAST_MESSAGE_BYTES,
+                )  # fmt: skip
+                self._producing = create_client(Producer, self._cluster, settings), errors
+            lent = self._producing
         try:
             with self._translating(where, lent[1]):
                 yield lent[0]
         except BaseException:
-            if self._producing is lent:
-                self._producing = None
             self._partitions.clear()
-            discard(lent[0])
+            self._drop_producer(lent)
             raise
+
+    def _drop_producer(self, lent: tuple[Any, ClientErrors] | None) -> None:
+        with self._lock:
+            if lent is None or self._producing is not lent:
+                return
+            self._producing = None
+        discard(lent[0])
 
     @contextmanager
     def _reader(self, where: str) -> Iterator[tuple[Any, ClientErrors]]:
@@ -348,15 +365,20 @@ class LogTopics:
         try:
             with self._translating(where, lent[1]):
                 yield lent
-            lent[0].unassign()
-            self._readers.append(lent)
         except GeneratorExit:
-            lent[0].unassign()
-            self._readers.append(lent)
+            self._take_back(lent)
             raise
         except BaseException:
             discard(lent[0])
             raise
+        self._take_back(lent)
+
+    def _take_back(self, lent: tuple[Any, ClientErrors]) -> None:
+        lent[0].unassign()
+        if self._has_ended:
+            discard(lent[0])
+        else:
+            self._readers.append(lent)
 
     @contextmanager
     def _translating(self, where: str, errors: ClientErrors) -> Iterator[None]:
@@ -418,11 +440,18 @@ class _Sending:
             self._offsets.append(message.offset())
 
 
+_topics: dict[tuple[int, str, frozenset[tuple[str, str]]], LogTopics] = {}
+"""By process, address and options: those with clients."""
+
+
 def topics_at(servers: str, options: Mapping[str, str]) -> LogTopics:
     """Return the topics of a cluster, with this process's clients. `options` are those of the client."""
-    return _topics(servers, frozenset(options.items()), os.getpid())
+    key = os.getpid(), servers, frozenset(options.items())
+    return _topics.get(key) or _topics.setdefault(key, LogTopics(Cluster(servers, options, "KafkaLog")))
 
 
-@lru_cache(maxsize=16)
-def _topics(servers: str, options: frozenset[tuple[str, str]], process: int) -> LogTopics:
-    return LogTopics(Cluster(servers, dict(options), "KafkaLog"))
+def end_clients() -> None:
+    """End all clients of this process. `topics_at` creates new ones."""
+    for key in [key for key in [*_topics] if key[0] == os.getpid()]:
+        if topics := _topics.pop(key, None):
+            topics.end()

@@ -55,6 +55,7 @@ from strandline.spark.job.following import Follower, RescalableRun, initial_over
 from strandline.spark.job.preparation import Preparation, warn_of_sinks
 from strandline.spark.job.starting import Starting
 from strandline.spark.job.status import INITIAL, status_after, totals_of
+from strandline.storage.kafkaparts import end_clients
 
 log = logging.getLogger(__name__)
 
@@ -274,6 +275,8 @@ class Supervisor:
             report()
             self._log.close()
             self._held.close()
+            # Other runs of this program get new ones.
+            end_clients()
         finally:
             # Even if a disk is full: other threads wait for this event.
             self.ended.set()
