@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import ROOT, Command, Outcome, environment
-from tests.spark.pipeline import read_json
 from tests.spark.harness import keepers
+from tests.spark.pipeline import read_json
 
 SINK = "CREATE SINK out USING console;\n"
 
@@ -60,7 +60,7 @@ def dips(ticks: list[dict[str, str]]) -> list[tuple[str, float, float, float, in
 @pytest.mark.spark
 @pytest.mark.timeout(300)
 @pytest.mark.long
-def test_the_example_with_patterns_runs(tmp_path: Path, local_dir: Path) -> None:
+def test_the_example_with_patterns_runs_and_is_previewed(tmp_path: Path, local_dir: Path) -> None:
     home = tmp_path / "price_dips"
     shutil.copytree(ROOT / "examples" / "price_dips", home, ignore=shutil.ignore_patterns("checkpoints", "dips"))
     program = home / "price_dips.sql"
@@ -76,6 +76,16 @@ def test_the_example_with_patterns_runs(tmp_path: Path, local_dir: Path) -> None
     columns = ("symbol", "top", "bottom", "price", "falling")
     assert sorted(tuple(row[name] for name in columns) for row in read_json(home / "dips")) == expected
     assert keepers(local_dir) == {}
+    found = shell("SELECT symbol, falling FROM dips ORDER BY symbol, at; SELECT 1 AS one", "price_dips.sql", cwd=home)
+    assert found.code == 0, found.stderr
+    words = [line.split() for line in found.stdout.splitlines()]
+    assert sorted((row[0], int(row[1])) for row in words if len(row) == 2 and row[1].isdigit()) == sorted(
+        (row[0], row[-1]) for row in expected
+    )
+    said = found.stderr.splitlines()
+    assert said[0] == f"{len(expected)} rows"
+    assert said[1].startswith("matches are those of the rows that were read, as if no more came")
+    assert said[2:] == ["1 row"]
 
 
 @pytest.mark.spark
