@@ -35,8 +35,8 @@ _WHERE = {
     "RisingWave": f"`e2e_test/streaming` and `e2e_test/over_window/templates` of {REPOSITORIES['risingwave'].url}. What is below was run on a copy of "
     "some files, without comments, types that DuckDB lacks, and some of their statements and checks; a case is a materialized view, an epoch a statement that changes a table.",
     "Arroyo": f"The golden queries of `crates/arroyo-sql-testing` of {REPOSITORIES['arroyo'].url}: a case is a query, named after its file of rows, which is cut into four epochs. "
-    "What is below was run on a copy of all queries, and of the files of rows that are listed. Windows of Arroyo have no column, `tumble(interval '1 hour')`: the reader writes `window(timestamp, '1 hour')`, "
-    "`session_window(…)`, and `explode(…)` for `SELECT unnest(…)`.",
+    "What is below was run on a copy of all queries, and of the files of rows that are listed. Windows of Arroyo have no column, `tumble(interval '1 hour')`: the reader writes `window(timestamp, '1 hour')` "
+    "or `session_window(…)`, and `bigint` for `bigint unsigned`.",
 }
 _WHY = (
     (r"time of processing|proc_?time|PROCTIME", "the time of processing: a restart would have another"),
