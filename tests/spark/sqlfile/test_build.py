@@ -205,6 +205,33 @@ def test_a_job_gives_the_matches_of_a_preview(place: Place) -> None:
     assert sorted(rows) == place.preview(RISES, "SELECT shop, first, last, more, n FROM rises ORDER BY shop, first")
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.long
+def test_a_view_with_a_uid_goes_on_where_it_means_something_else(place: Place) -> None:
+    """The uid of OPTIONS is that of the view's operator: rows that wait for the watermark are those of before."""
+    named = RISES.replace("rises AS", "rises OPTIONS (uid 'rises') AS")
+    out = (
+        "CREATE SINK out USING files OPTIONS (path '@/out', format 'json');"
+        "INSERT INTO out SELECT shop, first, last, more, n FROM rises;"
+    )
+    place.run(named + out)
+    more = [
+        {"id": id_, "shop": f"s{id_ % 4}", "amount": id_ % 7, "at": f"2026-01-01T00:00:{id_:02}Z"}
+        for id_ in range(40, 60)
+    ]
+    place.write("in/1.json", more, 1_790_000_001)
+    changed = "FROM (SELECT * FROM orders WHERE id <> 46)"
+    with pytest.raises(StrandlineError, match="no operator with uid 'rises', which has state"):
+        place.run(RISES.replace("FROM orders", changed) + out)
+    place.run("SET drain = TRUE;" + named.replace("FROM orders", changed) + out)
+    found = [
+        tuple(row[name] for name in ("shop", "first", "last", "more", "n"))
+        for row in read_json(place.directory / "out")
+    ]
+    expected = [(*row[:3], *row[4:]) for row in rises([order for order in place.orders + more if order["id"] != 46])]
+    assert sorted(found) == expected
+
+
 @pytest.mark.parametrize(
     ("query", "message", "line"),
     [
