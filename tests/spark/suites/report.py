@@ -41,7 +41,7 @@ _WHERE = {
 _WHY = (
     (r"time of processing|proc_?time|PROCTIME", "the time of processing: a restart would have another"),
     (r"SYSTEM_TIME AS OF", "FOR SYSTEM_TIME AS OF a column: ASOF JOIN has it for event time, and a plain join without it for the newest rows"),
-    (r"MATCH_RECOGNIZE", "MATCH_RECOGNIZE"), (r"present time|current_timestamp", "the present time"),
+    (r"present time|current_timestamp", "the present time"),
     (r"given no stream", "no stream is read: nothing changes"), (r"greater than a month", "windows of months"),
     (r"`timestamp` cannot be resolved", "windows of results whose time is no column"),
     (r"lower bound of a window frame", "window frames that end before they begin"),
