@@ -344,7 +344,7 @@ class Shell:
         else:
             say(f"{len(rows)} row{'s' if len(rows) != 1 else ''}")
         if answer.has_matches:
-            say("matches are those of the rows that were read, as if no more came: a job gives one when it is certain")
+            say("matches are those of the rows that were read: a job gives one when no row that may come can change it")
 
     def _sinks(self) -> Any:
         from strandline.spark.sqlfile.build import make_sinks

@@ -179,6 +179,9 @@ def test_a_preview_has_matches(place: Place) -> None:
     totals = "SELECT city, count(*) AS n FROM rises JOIN shops USING (shop) WHERE more > 5 GROUP BY city ORDER BY city"
     oslo, riga = (sum(row[0] in shops and row[4] > 5 for row in expected) for shops in (("s0", "s2"), ("s1",)))
     assert place.preview(RISES, totals) == [(city, n) for city, n in (("Oslo", oslo), ("Riga", riga)) if n]
+    large = "SELECT * FROM orders MATCH_RECOGNIZE (ORDER BY at MEASURES A.id AS id PATTERN (A) DEFINE A AS A.id > 20)"
+    both = f"SELECT r.shop, r.first FROM rises r JOIN ({large}) m ON r.first = m.id ORDER BY ALL"
+    assert place.preview(RISES, both) == [row[:2] for row in expected if row[1] > 20]
     # In a query, of a query, with others before it; and of matches.
     text = (
         "WITH large AS (SELECT *, id % 2 = 0 AS even, shop AS `a.b` FROM orders WHERE amount > 1),\n"

@@ -26,12 +26,12 @@ SOURCE_ROWS = 10_000
 
 @dataclass(frozen=True)
 class Answer:
-    """What a preview shows."""
+    """The first rows of a query."""
 
     columns: list[str]
     rows: list[Row]
     has_matches: bool
-    """Whether there are matches of MATCH_RECOGNIZE in it: those of these rows alone."""
+    """Whether MATCH_RECOGNIZE is in it: its matches are those of the rows that were read."""
 
 
 class Preview:

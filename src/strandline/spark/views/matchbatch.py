@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -17,34 +17,34 @@ from strandline.spark.views.matchclause import MatchClause, Matches
 from strandline.spark.views.matching import match_rows
 from strandline.spark.views.meaning import Meanings
 from strandline.spark.views.operators import Operators
-from strandline.spark.views.relations import Relation, Rows
+from strandline.spark.views.relations import Relation, Rows, unlike
 from strandline.spark.views.rewriting import Rewriting
 from strandline.spark.views.times import WHOLE
 
 
 def register_matches(matches: Matches, query: Callable[[Rewriting], DataFrame]) -> None:
-    """Create temporary views of the matches in all rows that the clauses of a query are about, as if no others came.
+    """Create temporary views of the matches of a query's clauses, in the rows of their tables alone.
 
     `query` has Spark analyse a text in the session of the views.
     """
     for clause in matches.clauses:
-        found = _matches_of(matches, clause, query(matches.table(clause)), query)
-        found.createOrReplaceTempView(clause.name)
+        rows = _matches_of(matches, clause, query(matches.table(clause)), query)
+        rows.createOrReplaceTempView(clause.name)
 
 
 def _matches_of(
     matches: Matches, clause: MatchClause, df: DataFrame, query: Callable[[Rewriting], DataFrame]
 ) -> DataFrame:
-    spark, columns = df.sparkSession, _numbered(df.columns)
+    spark, columns = df.sparkSession, unlike(df.columns)
     catalyst, batch = Catalyst(spark), df.toDF(*columns)
     source = frame_source(batch)
     ops = Operators(catalyst, Meanings(catalyst, {}), source)
     its = catalyst.items(catalyst.plan_of(batch).output())
     output = tuple(catalyst.alias(each, name).toAttribute() for name, each in zip(df.columns, its, strict=True))
     rows = Relation(
-        source, tuple(columns), output, output,
+        source, columns, output, output,
         {id_of(each): f"batch.{name}" for name, each in zip(columns, output, strict=True)}, "batch", weighted=False,
-        # Which of them a job has a watermark for, the job's plan is asked.
+        # Whether a job has a watermark for the one of ORDER BY is checked with its own plan.
         times={(id_of(each), WHOLE): 0 for each in output if each.dataType().sql() == "TIMESTAMP"},
     )  # fmt: skip
 
@@ -54,10 +54,9 @@ def _matches_of(
 
     planned = match_rows(ops, matches, clause, rows, df.schema, analysed_over)
     of_clause = catalyst.plan_of(spark.createDataFrame([], planned.schema))
-    found = planned.relation(ops, catalyst.items(of_clause.output()))
-    numbered = tuple(zip(_numbered(planned.schema.names), found.output, strict=True))
-    step = Rows(catalyst, found, numbered, is_weighted=False)
-    return step(_searched(found.node, batch)).toDF(*planned.schema.names)
+    result = planned.relation(ops, catalyst.items(of_clause.output()))
+    step = Rows(catalyst, result, tuple(zip(planned.schema.names, result.output, strict=True)), is_weighted=False)
+    return step(_searched(result.node, batch))
 
 
 def _searched(operator: Node, batch: DataFrame) -> DataFrame:
@@ -65,10 +64,5 @@ def _searched(operator: Node, batch: DataFrame) -> DataFrame:
     assert isinstance(operator, OperatorNode)
     assert isinstance(operator.parent, FrameStep)
     assert isinstance(operator.process, MatchRecognizing)
-    found = operator.process.answer(operator.parent.step(batch).toArrow())
-    return batch.sparkSession.createDataFrame(pa.Table.from_batches([found]), schema_of(operator.output_schema))
-
-
-def _numbered(names: Sequence[str]) -> list[str]:
-    """Return names of which no two are equal."""
-    return [f"c{at}" for at in range(len(names))]
+    answer = operator.process.answer(operator.parent.step(batch).toArrow())
+    return batch.sparkSession.createDataFrame(pa.Table.from_batches([answer]), schema_of(operator.output_schema))
