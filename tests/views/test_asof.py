@@ -112,3 +112,16 @@ def test_a_version_is_kept_for_the_oldest_row_that_may_come(tmp_path: Path, is_s
     given = bench.epoch_of([[((1, "a", 5), None, key)]])
     assert [row[:-1] for row in given] == [(1, "a", *(version if is_strict else (2, 0.0)))]
     bench.close()
+
+
+@pytest.mark.parametrize("far_us", [(1 << 63) - 1, -(1 << 63)])
+def test_times_that_are_the_longest_way_off(tmp_path: Path, far_us: int) -> None:
+    """A sum of such a time and a lag does not fit into 64 bits: a row waits all the same."""
+    bench = as_of("left", (4, 5), True, False, "struct<k0: bigint>", "rocksdb", tmp_path)
+    assert bench.epoch_of([[((1, "a", far_us), None, (7,))]]) == []
+    assert bench.epoch_of([[(None, (1, 0.0, far_us, False), (7,)), ((2, "b", None), None, (7,))]]) == [
+        (2, "b", None, None, 1)
+    ]
+    bench.watermark_us = END_US
+    assert bench.epoch_of([]) == [(1, "a", 1, 0.0, 1)]
+    bench.close()

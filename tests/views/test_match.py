@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from strandline.core.errors import ConfigurationError, UserCodeError
-from strandline.core.times import END_US
+from strandline.core.times import END_US, LAST_US
 from strandline.runtime.operators.patterns.conditions import Call, Column, Condition, Held, Literal, evaluator
 from strandline.runtime.operators.patterns.memory import Slot
 from strandline.runtime.operators.patterns.pattern import (
@@ -338,6 +338,9 @@ def test_too_many_steps_are_refused() -> None:
     assert variables_of(pattern) == [0]
 
 
+_LONG, _NEGATIVE = Decimal("12345678901234567890123456789012345.67"), Decimal("-12345678901234567890123456789012345.67")
+
+
 @pytest.mark.parametrize(
     ("function", "values", "kind", "expected"),
     [
@@ -349,6 +352,10 @@ def test_too_many_steps_are_refused() -> None:
         ("Divide", (1.0, 4.0), DoubleType(), 0.25),
         ("Divide", (None, 0.0), DoubleType(), None),
         ("Cast", (3,), DecimalType(3, 1), Decimal("3.0")),
+        ("Subtract", (Decimal(0), _LONG), DecimalType(38, 2), _NEGATIVE),
+        ("UnaryMinus", (_LONG,), DecimalType(38, 2), _NEGATIVE),
+        ("Abs", (_NEGATIVE,), DecimalType(38, 2), _LONG),
+        ("Abs", (Decimal("9" * 38),), DecimalType(38, 0), Decimal("9" * 38)),
         ("And", (False, None), BOOLEAN, False),
         ("And", (None, True), BOOLEAN, None),
         ("And", (None, False), BOOLEAN, False),
@@ -383,6 +390,37 @@ def test_conditions_are_evaluated_as_spark_does(function: str, values: Any, kind
 def test_what_does_not_fit_is_an_error(function: str, values: Any, kind: Any) -> None:
     with pytest.raises(UserCodeError, match="MATCH_RECOGNIZE"):
         evaluator(Call(function, tuple(map(Literal, values)), kind), ())((), 0, ())
+
+
+def test_sums_of_long_decimals_are_exact() -> None:
+    """Python's own sum rounds to 28 digits."""
+    values = [Decimal("12345678901234567890123456789012345.67"), Decimal("0.01")]
+    matching = Matching(Chain((Row(0), Row(0))), {}, (Slot("sum", 0),))
+    (match,) = Search(matching).find([values], [0, 1], [0], 2, None).matches
+    assert str(match.memory[0]) == "12345678901234567890123456789012345.68"
+
+
+def test_rows_of_the_last_time_are_matched_at_the_end(tmp_path: Path) -> None:
+    """Also if the match that was open when they came has ended before."""
+    is_one = RULES[1].condition
+    assert is_one is not None
+    matching = Matching(Chain((Row(0), Row(1))), {0: is_one(0)}, SLOTS)
+    key, columns = parse_schema("k struct<k0: bigint>"), parse_schema(COLUMNS)
+    process = MatchRecognizing(key, columns, parse_schema(RESULT), matching, [], [], 0)
+    bench = Watched("rocksdb", tmp_path, process, "struct<k0: bigint>", f"{COLUMNS}, at bigint", RESULT)
+    given = []
+    last_us = [LAST_US, LAST_US, (1 << 63) - 1, (1 << 63) - 1]
+    for bench.watermark_us, rows in (
+        (0, [(1, 1, 5)]),
+        (10, [(1, number, at) for number, at in enumerate(last_us, 3)]),
+        (20, [(2, 2, 30)]),
+        (40, []),
+        (END_US, []),
+    ):
+        given += bench.epoch_of([[((7,), x, number, 1, at) for x, number, at in rows]] * bool(rows))
+    assert [row[:2] for row in given] == [(1, 2), (3, 4), (5, 6)]
+    assert not bench.left()
+    bench.close()
 
 
 @pytest.mark.parametrize("within_us", [None, 10])

@@ -128,6 +128,19 @@ def test_near_joins(
     bench.close()
 
 
+@pytest.mark.parametrize("far_us", [(1 << 63) - 1, -(1 << 63)])
+def test_times_that_are_the_longest_way_off(tmp_path: Path, far_us: int) -> None:
+    """A sum of such a time and the interval does not fit into 64 bits: rows meet all the same, or come at the end."""
+    bench = near_joining("full", Near(-3, 5), True, "struct<k0: bigint>", "rocksdb", tmp_path)
+    row = ((1, "a", far_us), None, (7,)), ((2, "b", far_us), None, (8,)), (None, (1, 0.0, far_us), (7,))
+    given = bench.epoch_of([row[:2]]) + bench.epoch_of([row[2:]])
+    assert given == [(1, "a", 1, 0.0, 1)]
+    bench.watermark_us = END_US
+    assert bench.epoch_of([]) == [(2, "b", None, None, 1)]
+    assert not bench.left()
+    bench.close()
+
+
 def test_rows_are_in_state_for_as_long_as_partners_can_come(tmp_path: Path) -> None:
     """A row of each side is there until the watermark has passed the last time of a partner, to the microsecond."""
     near = Near(-3, 5)
