@@ -33,9 +33,9 @@ from strandline.runtime.operators.patterns.search import Match, Matching, Search
 from strandline.runtime.operators.views.match import MatchRecognizing
 from strandline.runtime.operators.views.top import Order
 from strandline.types.datatypes import BooleanType, DecimalType, DoubleType, IntegerType, LongType, parse_schema
-from tests.soak import BACKENDS, examples
+from tests.soak import examples
 from tests.views.operators import KEY_TYPES, Life, cut, exact
-from tests.views.test_near import Watched
+from tests.views.watched import KINDS, Watched, watched
 
 COLUMNS = "x bigint, id bigint, one bigint"
 RESULT = (
@@ -230,32 +230,32 @@ def matchings(draw: st.DrawFn) -> tuple[Matching, list[Rule]]:
     return Matching(pattern, conditions, SLOTS, within_us, skip, 4 if skip == "to row" else None), rules
 
 
-def operator(matching: Matching, key_type: str, kind: str, root: Path) -> Watched:
+def operator(matching: Matching, key_type: str, kind: str, root: Path, *, is_phased: bool = False) -> Any:
     key, columns = parse_schema(f"k {key_type}"), parse_schema(COLUMNS)
     order = [Order(1, is_descending=True, nulls_last=False)]
     process = MatchRecognizing(key, columns, parse_schema(RESULT), matching, order, [(0, 1)], LAG_US)
-    return Watched(kind, root, process, key_type, f"{COLUMNS}, at bigint", RESULT)
+    return watched(kind, root, process, key_type, f"{COLUMNS}, at bigint", RESULT, is_phased=is_phased)
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
 @examples(60, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_matches(tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject) -> None:
     """After each epoch, what came is the answer over the rows that the watermark has passed, however they are cut."""
     key_type, keys = KEY_TYPES[data.draw(st.sampled_from(sorted(KEY_TYPES)))]
     matching, rules = data.draw(matchings())
-    bench = operator(matching, key_type, kind, tmp_path_factory.mktemp("match"))
+    is_phased = data.draw(st.booleans(), label="is_phased")
+    bench = operator(matching, key_type, kind, tmp_path_factory.mktemp("match"), is_phased=is_phased)
     life = Life(data, bench)
     rows: dict[Any, list[tuple[int, Any, int]]] = {}
     watermark: int | None = None
-    number = 0
-    for last in [*[False] * data.draw(st.integers(1, 5)), True]:
-        bench.fired_us = watermark
-        if data.draw(st.integers(0, 3)):
-            watermark = (-5 if watermark is None else watermark) + data.draw(st.integers(0, 6))
-        bench.watermark_us = watermark = END_US if last else watermark
-        some, late = [], 0
-        for key, x, at in [] if last else data.draw(st.lists(arrivals(keys, watermark or 0), max_size=7)):
+    number = late = 0
+
+    def arrive() -> list[Any]:
+        """Return the input of some rows, of which those count that are not late."""
+        nonlocal number, late
+        some = []
+        for key, x, at in data.draw(st.lists(arrivals(keys, watermark or 0), max_size=7)):
             number += 1
             some.append((key, x, number, 1, at))
             if at is None:
@@ -264,8 +264,17 @@ def test_matches(tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.D
                 late += 1
             else:
                 rows.setdefault(exact(key), []).append((at, x, number))
-        life.epoch(cut(data.draw, data.draw(st.permutations(some))))
-        next_us, _ = bench.task.next_timers_us
+        return some
+
+    for last in [*[False] * data.draw(st.integers(1, 5)), True]:
+        bench.fired_us, late = watermark, 0
+        # What timers of an operator before give comes before the watermark moves.
+        bench.fired = arrive() if is_phased else ()
+        if data.draw(st.integers(0, 3)):
+            watermark = (-5 if watermark is None else watermark) + data.draw(st.integers(0, 6))
+        bench.watermark_us = watermark = END_US if last else watermark
+        life.epoch(cut(data.draw, data.draw(st.permutations([] if last else arrive()))))
+        next_us = bench.next_us
         # A timer that is due already would have the driver run epochs for ever.
         assert next_us is None or watermark is None or next_us >= watermark
         assert bench.late_rows == late
