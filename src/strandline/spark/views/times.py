@@ -11,9 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from strandline.core.times import LONGEST_MS
 from strandline.spark.views.catalyst import Attribute, Catalyst, Expression, id_of, kind_of, unaliased
 
 WHOLE = -1
+_LONGEST_US = LONGEST_MS * 1000
 _DAY_US = 86_400_000_000
 _HOUR_US = 3_600_000_000
 UTC = frozenset({"UTC", "Etc/UTC", "GMT", "Z"})
@@ -189,7 +191,9 @@ class TimeReader:
             length = None if length is None else _as_added(length, expression)
         else:
             return None
-        return None if inner is None or length is None else inner.later(*length)
+        if inner is None or length is None or max(map(abs, length)) > _LONGEST_US:
+            return None
+        return inner.later(*length)
 
     def bounds(self, condition: Expression, times: Times) -> list[Bound]:
         """Return what a condition says of the distance of two times."""
@@ -216,6 +220,8 @@ class TimeReader:
         for difference, constant in ((one, other), (other, one)):
             if kind_of(difference) != "SubtractTimestamps" or (length := self._length(constant)) is None:
                 continue
+            if max(map(abs, length)) > _LONGEST_US:
+                return None
             if not _is_utc(difference):
                 # It is by what clocks show at both times.
                 length = _with_changes(length)
