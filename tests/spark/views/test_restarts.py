@@ -63,14 +63,14 @@ def test_drivers_of_views_in_event_time_are_killed(spark: Any, tmp_path: Path, l
         for moment in (rng.uniform(8, 16), None):
             how = [str(rng.choice([1, 2, 3])), "drain" if is_last else "timed"]
             command = [sys.executable, "-m", "tests.spark.views.app", str(tmp_path), str(local_dir), *how]
-            log = (tmp_path / "log").open("w")
-            process = subprocess.Popen(command, cwd=_ROOT, stdout=log, stderr=log, start_new_session=True)
-            try:
-                process.wait(moment)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                killed += 1
-            ended = process.wait()
+            with (tmp_path / "log").open("w") as log:
+                process = subprocess.Popen(command, cwd=_ROOT, stdout=log, stderr=log)
+                try:
+                    process.wait(moment)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    killed += 1
+                ended = process.wait()
             assert ended in (0, -signal.SIGKILL), (tmp_path / "log").read_text()[-3000:]
     assert killed
     asked = {query: query for query in app.TIMED} | AS_OF | MATCHES
