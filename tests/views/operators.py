@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from strandline.runtime.operators.views import chunks
 from strandline.runtime.operators.views.bags import WEIGHT
+from strandline.runtime.rowlayout import FIRED
 from strandline.runtime.state.store import Store
 from strandline.types.columns import arrow_schema, from_python
 from strandline.types.datatypes import StructType, parse_schema, parse_type
@@ -119,6 +120,8 @@ class Shape:
     key_type: str
     columns: str
     output: str
+    is_phased: bool = False
+    """Whether rows say if a timer of an operator before gave them."""
 
     @property
     def is_pairs(self) -> bool:
@@ -137,18 +140,23 @@ class Shape:
     def program(self) -> dict[str, Any]:
         """Return what a program says of it."""
         output = f"{self.output}, {WEIGHT} bigint"
-        return {"key_columns": [KEY], "input_schema": self.input, "output_schema": output}
+        return {
+            "key_columns": [KEY], "input_schema": self.input, "output_schema": output, "phased": self.is_phased,
+        }  # fmt: skip
 
-    def batch(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    def batch(self, rows: Sequence[tuple[Any, ...]], *, fired: bool = False) -> pa.RecordBatch:
         """Return rows as a keeper receives them."""
-        return rows_batch(self.schema, self.key_type, rows, len(self.schema.fields) - 1 if self.is_pairs else 0)
+        batch = rows_batch(self.schema, self.key_type, rows, len(self.schema.fields) - 1 if self.is_pairs else 0)
+        return batch.add_column(1, FIRED, pa.array([fired] * len(rows), pa.bool_())) if self.is_phased else batch
 
 
 class Operator(Bench):
     """A partition of one operator of a view."""
 
-    def __init__(self, kind: str, root: Path, process: Any, key_type: str, columns: str, output: str) -> None:
-        self.shape = Shape(process, key_type, columns, output)
+    def __init__(
+        self, kind: str, root: Path, process: Any, key_type: str, columns: str, output: str, *, is_phased: bool = False
+    ) -> None:
+        self.shape = Shape(process, key_type, columns, output, is_phased)
         super().__init__(kind, root, process, **self.shape.program())
 
     def epoch_of(self, batches: Sequence[Sequence[tuple[Any, ...]]], *, abort: bool = False) -> list[tuple[Any, ...]]:
@@ -160,6 +168,14 @@ class Operator(Bench):
         """Have the caches of the operator's states evicted, or not."""
         evict_all(self.task.store, really=really)
 
+    def write_behind(self) -> None:
+        """Have the changes so far written to the backend."""
+        self.write(self.freeze())
+
+    def restart(self, data: st.DataObject) -> None:
+        """Go on from a snapshot, in another partition object."""
+        self.restore(self.snapshot(), self.epoch)
+
 
 def evict_all(store: Store, *, really: bool) -> None:
     """Have the caches of a task's states evicted, or not."""
@@ -170,7 +186,8 @@ def evict_all(store: Store, *, really: bool) -> None:
 class Life:
     """The epochs of an operator by chance: some are given up and repeated, some follow a restore."""
 
-    def __init__(self, data: st.DataObject, bench: Operator) -> None:
+    def __init__(self, data: st.DataObject, bench: Any) -> None:
+        """`bench`: an Operator, or what is like one."""
         self._data, self._bench = data, bench
         self.given: Bag = Counter()
         """The sum of all that it gave."""
@@ -188,8 +205,7 @@ class Life:
         self.given.update(bag(found))
         self.given = Counter({row: n for row, n in self.given.items() if n})
         if way == "write":
-            self._bench.write(self._bench.freeze())
+            self._bench.write_behind()
         elif way == "restore":
-            # In another partition object.
-            self._bench.restore(self._bench.snapshot(), self._bench.epoch)
+            self._bench.restart(self._data)
         return found

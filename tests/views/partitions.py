@@ -44,10 +44,18 @@ class Partitions(Job):
         return found
 
     def attempt(
-        self, batches: Sequence[Sequence[tuple[Any, ...]]], *, most: int | None = None, times: EpochTimes | None = None
+        self,
+        batches: Sequence[Sequence[tuple[Any, ...]]],
+        *,
+        most: int | None = None,
+        times: EpochTimes | None = None,
+        fired: Sequence[tuple[Any, ...]] = (),
     ) -> Rows:
-        """Process an epoch, which is to be committed or aborted; stop after so many batches of output, if given."""
-        made = [self.shape.batch(rows) for rows in batches]
+        """Process an epoch, which is to be committed or aborted; stop after so many batches of output, if given.
+
+        `fired`: rows that timers of an operator before give.
+        """
+        made = [self.shape.batch(fired, fired=True)] * bool(fired) + [self.shape.batch(rows) for rows in batches]
         found: Rows = []
         for index, opened in enumerate(self.opened):
             mine = [batch.filter(self._of(index, batch.column(0))) for batch in made]

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from strandline.core.errors import ConfigurationError, UserCodeError
-from strandline.core.times import END_US
+from strandline.core.times import END_US, LAST_US
 from strandline.runtime.operators.patterns.conditions import Call, Column, Condition, Held, Literal, evaluator
 from strandline.runtime.operators.patterns.memory import Slot
 from strandline.runtime.operators.patterns.pattern import (
@@ -33,9 +33,9 @@ from strandline.runtime.operators.patterns.search import Match, Matching, Search
 from strandline.runtime.operators.views.match import MatchRecognizing
 from strandline.runtime.operators.views.top import Order
 from strandline.types.datatypes import BooleanType, DecimalType, DoubleType, IntegerType, LongType, parse_schema
-from tests.soak import BACKENDS, examples
+from tests.soak import examples
 from tests.views.operators import KEY_TYPES, Life, cut, exact
-from tests.views.test_near import Watched
+from tests.views.watched import KINDS, Watched, watched
 
 COLUMNS = "x bigint, id bigint, one bigint"
 RESULT = (
@@ -230,32 +230,32 @@ def matchings(draw: st.DrawFn) -> tuple[Matching, list[Rule]]:
     return Matching(pattern, conditions, SLOTS, within_us, skip, 4 if skip == "to row" else None), rules
 
 
-def operator(matching: Matching, key_type: str, kind: str, root: Path) -> Watched:
+def operator(matching: Matching, key_type: str, kind: str, root: Path, *, is_phased: bool = False) -> Any:
     key, columns = parse_schema(f"k {key_type}"), parse_schema(COLUMNS)
     order = [Order(1, is_descending=True, nulls_last=False)]
     process = MatchRecognizing(key, columns, parse_schema(RESULT), matching, order, [(0, 1)], LAG_US)
-    return Watched(kind, root, process, key_type, f"{COLUMNS}, at bigint", RESULT)
+    return watched(kind, root, process, key_type, f"{COLUMNS}, at bigint", RESULT, is_phased=is_phased)
 
 
-@pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
 @examples(60, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_matches(tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject) -> None:
     """After each epoch, what came is the answer over the rows that the watermark has passed, however they are cut."""
     key_type, keys = KEY_TYPES[data.draw(st.sampled_from(sorted(KEY_TYPES)))]
     matching, rules = data.draw(matchings())
-    bench = operator(matching, key_type, kind, tmp_path_factory.mktemp("match"))
+    is_phased = data.draw(st.booleans(), label="is_phased")
+    bench = operator(matching, key_type, kind, tmp_path_factory.mktemp("match"), is_phased=is_phased)
     life = Life(data, bench)
     rows: dict[Any, list[tuple[int, Any, int]]] = {}
     watermark: int | None = None
-    number = 0
-    for last in [*[False] * data.draw(st.integers(1, 5)), True]:
-        bench.fired_us = watermark
-        if data.draw(st.integers(0, 3)):
-            watermark = (-5 if watermark is None else watermark) + data.draw(st.integers(0, 6))
-        bench.watermark_us = watermark = END_US if last else watermark
-        some, late = [], 0
-        for key, x, at in [] if last else data.draw(st.lists(arrivals(keys, watermark or 0), max_size=7)):
+    number = late = 0
+
+    def arrive() -> list[Any]:
+        """Return the input of some rows, of which those count that are not late."""
+        nonlocal number, late
+        some = []
+        for key, x, at in data.draw(st.lists(arrivals(keys, watermark or 0), max_size=7)):
             number += 1
             some.append((key, x, number, 1, at))
             if at is None:
@@ -264,8 +264,17 @@ def test_matches(tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.D
                 late += 1
             else:
                 rows.setdefault(exact(key), []).append((at, x, number))
-        life.epoch(cut(data.draw, data.draw(st.permutations(some))))
-        next_us, _ = bench.task.next_timers_us
+        return some
+
+    for last in [*[False] * data.draw(st.integers(1, 5)), True]:
+        bench.fired_us, late = watermark, 0
+        # What timers of an operator before give comes before the watermark moves.
+        bench.fired = arrive() if is_phased else ()
+        if data.draw(st.integers(0, 3)):
+            watermark = (-5 if watermark is None else watermark) + data.draw(st.integers(0, 6))
+        bench.watermark_us = watermark = END_US if last else watermark
+        life.epoch(cut(data.draw, data.draw(st.permutations([] if last else arrive()))))
+        next_us = bench.next_us
         # A timer that is due already would have the driver run epochs for ever.
         assert next_us is None or watermark is None or next_us >= watermark
         assert bench.late_rows == late
@@ -338,6 +347,9 @@ def test_too_many_steps_are_refused() -> None:
     assert variables_of(pattern) == [0]
 
 
+_LONG, _NEGATIVE = Decimal("12345678901234567890123456789012345.67"), Decimal("-12345678901234567890123456789012345.67")
+
+
 @pytest.mark.parametrize(
     ("function", "values", "kind", "expected"),
     [
@@ -349,6 +361,10 @@ def test_too_many_steps_are_refused() -> None:
         ("Divide", (1.0, 4.0), DoubleType(), 0.25),
         ("Divide", (None, 0.0), DoubleType(), None),
         ("Cast", (3,), DecimalType(3, 1), Decimal("3.0")),
+        ("Subtract", (Decimal(0), _LONG), DecimalType(38, 2), _NEGATIVE),
+        ("UnaryMinus", (_LONG,), DecimalType(38, 2), _NEGATIVE),
+        ("Abs", (_NEGATIVE,), DecimalType(38, 2), _LONG),
+        ("Abs", (Decimal("9" * 38),), DecimalType(38, 0), Decimal("9" * 38)),
         ("And", (False, None), BOOLEAN, False),
         ("And", (None, True), BOOLEAN, None),
         ("And", (None, False), BOOLEAN, False),
@@ -383,6 +399,37 @@ def test_conditions_are_evaluated_as_spark_does(function: str, values: Any, kind
 def test_what_does_not_fit_is_an_error(function: str, values: Any, kind: Any) -> None:
     with pytest.raises(UserCodeError, match="MATCH_RECOGNIZE"):
         evaluator(Call(function, tuple(map(Literal, values)), kind), ())((), 0, ())
+
+
+def test_sums_of_long_decimals_are_exact() -> None:
+    """Python's own sum rounds to 28 digits."""
+    values = [Decimal("12345678901234567890123456789012345.67"), Decimal("0.01")]
+    matching = Matching(Chain((Row(0), Row(0))), {}, (Slot("sum", 0),))
+    (match,) = Search(matching).find([values], [0, 1], [0], 2, None).matches
+    assert str(match.memory[0]) == "12345678901234567890123456789012345.68"
+
+
+def test_rows_of_the_last_time_are_matched_at_the_end(tmp_path: Path) -> None:
+    """Also if the match that was open when they came has ended before."""
+    is_one = RULES[1].condition
+    assert is_one is not None
+    matching = Matching(Chain((Row(0), Row(1))), {0: is_one(0)}, SLOTS)
+    key, columns = parse_schema("k struct<k0: bigint>"), parse_schema(COLUMNS)
+    process = MatchRecognizing(key, columns, parse_schema(RESULT), matching, [], [], 0)
+    bench = Watched("rocksdb", tmp_path, process, "struct<k0: bigint>", f"{COLUMNS}, at bigint", RESULT)
+    given = []
+    last_us = [LAST_US, LAST_US, (1 << 63) - 1, (1 << 63) - 1]
+    for bench.watermark_us, rows in (
+        (0, [(1, 1, 5)]),
+        (10, [(1, number, at) for number, at in enumerate(last_us, 3)]),
+        (20, [(2, 2, 30)]),
+        (40, []),
+        (END_US, []),
+    ):
+        given += bench.epoch_of([[((7,), x, number, 1, at) for x, number, at in rows]] * bool(rows))
+    assert [row[:2] for row in given] == [(1, 2), (3, 4), (5, 6)]
+    assert not bench.left()
+    bench.close()
 
 
 @pytest.mark.parametrize("within_us", [None, 10])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
@@ -18,7 +17,8 @@ from strandline.runtime.operators.views.near import Near, NearJoining
 from strandline.types.datatypes import parse_schema
 from tests.runtime.looking import find, first
 from tests.soak import BACKENDS, examples
-from tests.views.operators import KEY, KEY_TYPES, Bag, Life, Operator, cut, exact
+from tests.views.operators import KEY, KEY_TYPES, Bag, Life, cut, exact
+from tests.views.watched import KINDS, watched
 
 HOWS = ("inner", "left", "right", "full", "semi", "anti", "existence")
 LEFTS, RIGHTS = "n bigint, s string", "m bigint, y double"
@@ -29,25 +29,14 @@ Arrival = tuple[Any, Any, int | None]
 """A key, a row and its time."""
 
 
-class Watched(Operator):
-    """A partition whose watermark moves."""
-
-    watermark_us: int | None = None
-    fired_us: int | None = None
-    late_rows = 0
-
-    def apply(self, batches: Iterable[pa.RecordBatch], *given: Any, abort: bool = False) -> list[pa.RecordBatch]:
-        found = super().apply(batches, self.watermark_us, fired_us=self.fired_us, abort=abort)
-        self.late_rows = self.task.late_rows
-        return found
-
-
-def near_joining(how: Any, near: Near, final: bool, key_type: str, kind: str, root: Path) -> Watched:
+def near_joining(
+    how: Any, near: Near, final: bool, key_type: str, kind: str, root: Path, *, is_phased: bool = False
+) -> Any:
     left = "struct<n: bigint, s: string, at: bigint>"
     right = "struct<m: bigint, y: double, at: bigint>"
     output = OUTPUTS.get(how, f"{LEFTS}, {RIGHTS}")
     process = NearJoining(how, parse_schema(LEFTS), parse_schema(RIGHTS), parse_schema(output), near, final=final)
-    return Watched(kind, root, process, key_type, f"left {left}, right {right}", output)
+    return watched(kind, root, process, key_type, f"left {left}, right {right}", output, is_phased=is_phased)
 
 
 def joined(how: str, near: Near, lefts: Sequence[Arrival], rights: Sequence[Arrival], reached: int | None) -> Bag:
@@ -86,7 +75,7 @@ def arrivals(draw: st.DrawFn, keys: Sequence[Any], rows: Sequence[Any], around: 
 
 @pytest.mark.parametrize("final", [True, False], ids=["final", "changes"])
 @pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.parametrize("kind", KINDS)
 @examples(40, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_near_joins(
@@ -96,36 +85,61 @@ def test_near_joins(
     key_type, keys = KEY_TYPES[data.draw(st.sampled_from(sorted(KEY_TYPES)))]
     lower = data.draw(st.integers(-12, 8))
     near = Near(lower, lower + data.draw(st.integers(0, 9)), data.draw(st.sampled_from([(0, 0), (3, 0), (0, 4)])))
-    bench = near_joining(how, near, final, key_type, kind, tmp_path_factory.mktemp("near"))
+    is_phased = data.draw(st.booleans(), label="is_phased")
+    bench = near_joining(how, near, final, key_type, kind, tmp_path_factory.mktemp("near"), is_phased=is_phased)
     life, lefts, rights = Life(data, bench), [], []
     watermark: int | None = None
-    for _ in range(data.draw(st.integers(1, 6))):
-        bench.fired_us = watermark
-        if data.draw(st.integers(0, 3)):
-            watermark = (-5 if watermark is None else watermark) + data.draw(st.integers(0, 9))
-        bench.watermark_us = watermark
-        some = [data.draw(arrivals(keys, rows, watermark or 0)) for rows in (LEFT_ROWS, RIGHT_ROWS)]
-        pairs = [*(((*row, at), None, key) for key, row, at in some[0])]
-        pairs += [(None, (*row, at), key) for key, row, at in some[1]]
-        given = life.epoch(cut(data.draw, data.draw(st.permutations(pairs))))
-        next_us, _ = bench.task.next_timers_us
-        # A timer that is due already would have the driver run epochs for ever.
-        assert next_us is None or watermark is None or next_us >= watermark
-        late = 0
+    late = 0
+
+    def arrive(some: Sequence[Sequence[Arrival]]) -> list[Any]:
+        """Return the input of rows of both sides, of which those count that are not late."""
+        nonlocal late
         for number, (all_rows, new) in enumerate(zip((lefts, rights), some, strict=True)):
             first = None if watermark is None else watermark - near.lags_us[number]
             counting = [each for each in new if each[2] is None or first is None or each[2] >= first]
             all_rows += counting
             late += len(new) - len(counting)
+        return [
+            *(((*row, at), None, key) for key, row, at in some[0]),
+            *((None, (*row, at), key) for key, row, at in some[1]),
+        ]
+
+    def some_rows() -> list[list[Arrival]]:
+        return [data.draw(arrivals(keys, rows, watermark or 0)) for rows in (LEFT_ROWS, RIGHT_ROWS)]
+
+    for _ in range(data.draw(st.integers(1, 6))):
+        bench.fired_us, late = watermark, 0
+        # What timers of an operator before give comes before the watermark moves.
+        bench.fired = arrive(some_rows()) if is_phased else ()
+        if data.draw(st.integers(0, 3)):
+            watermark = (-5 if watermark is None else watermark) + data.draw(st.integers(0, 9))
+        bench.watermark_us = watermark
+        given = life.epoch(cut(data.draw, data.draw(st.permutations(arrive(some_rows())))))
+        next_us = bench.next_us
+        # A timer that is due already would have the driver run epochs for ever.
+        assert next_us is None or watermark is None or next_us >= watermark
         assert bench.late_rows == late
         assert {row[-1] for row in given} <= ({1} if final else {1, -1})
         reached = (watermark if watermark is not None else -END_US) if final else None
         assert life.given == joined(how, near, lefts, rights, reached)
-    bench.fired_us, bench.watermark_us = watermark, END_US
+    bench.fired_us, bench.watermark_us, bench.fired = watermark, END_US, ()
     life.epoch([])
     assert life.given == joined(how, near, lefts, rights, None)
     if kind == "rocksdb":
         assert not bench.left()
+    bench.close()
+
+
+@pytest.mark.parametrize("far_us", [(1 << 63) - 1, -(1 << 63)])
+def test_times_that_are_the_longest_way_off(tmp_path: Path, far_us: int) -> None:
+    """A sum of such a time and the interval does not fit into 64 bits: rows meet all the same, or come at the end."""
+    bench = near_joining("full", Near(-3, 5), True, "struct<k0: bigint>", "rocksdb", tmp_path)
+    row = ((1, "a", far_us), None, (7,)), ((2, "b", far_us), None, (8,)), (None, (1, 0.0, far_us), (7,))
+    given = bench.epoch_of([row[:2]]) + bench.epoch_of([row[2:]])
+    assert given == [(1, "a", 1, 0.0, 1)]
+    bench.watermark_us = END_US
+    assert bench.epoch_of([]) == [(2, "b", None, None, 1)]
+    assert not bench.left()
     bench.close()
 
 

@@ -23,10 +23,11 @@ from tests.views.partitions import Partitions
 from tests.views.test_asof import as_of
 from tests.views.test_match import PREVIOUS, SLOTS
 from tests.views.test_match import operator as matching
-from tests.views.test_near import LEFT_ROWS, Watched, near_joining
+from tests.views.test_near import LEFT_ROWS, near_joining
 from tests.views.test_near import RIGHT_ROWS as NEAR_ROWS
 from tests.views.test_operators import RIGHT_ROWS, halves, joining
 from tests.views.test_totals import COUNTED, NUMBERS, SUMS, added, totals
+from tests.views.watched import Watched
 
 GROWS = Call("GreaterThan", (Column(0), Column(PREVIOUS)), BooleanType())
 OPEN = Matching(Chain((Row(0), Repeat(Row(1), 0, None))), {1: GROWS}, SLOTS, skip="to next row")

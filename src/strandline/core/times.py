@@ -2,7 +2,8 @@
 
 Times are whole numbers of microseconds since 1970. Event times are between `FIRST_US` and `LAST_US`, the range of
 `datetime`; durations are at most `LONGEST_MS`. So the sum of a time and some durations fits into 64 bits in Python,
-numpy, Arrow and Spark, and can be compared. Only when it is shown as a time is it clamped to the range.
+numpy, Arrow and Spark, and can be compared. Only when it is shown as a time is it clamped to the range. Columns of
+Spark's times, which go on to the year 294,247, are `computable` when they are clamped to a wider range.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ LONGEST_MS = 10_000 * 366 * 86_400_000
 END_US = 1 << 62
 """The watermark after the last event. It is later than all sums of times and durations."""
 
+_FURTHEST_US = END_US // 2 - 1
+"""Some 73,000 years from 1970, in either direction."""
+
 Times = TypeVar("Times", int, "npt.NDArray[np.int64]")
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -33,6 +37,11 @@ def within(us: Times) -> Times:
     if isinstance(us, int):
         return FIRST_US if us < FIRST_US else LAST_US if us > LAST_US else us
     return us.clip(FIRST_US, LAST_US)
+
+
+def computable(us: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Clamp a column's times so that their sums with durations fit into 64 bits, and are before the last watermark."""
+    return us.clip(-_FURTHEST_US, _FURTHEST_US)
 
 
 def as_datetime(us: int) -> dt.datetime:

@@ -29,6 +29,12 @@ class Table:
     """If rows are versions of the rows of this key, of which each ends with whether it deletes the row: its column."""
     delay: str = ""
     """If the table has a watermark on its column `at`: how far behind the newest row."""
+    late: Sequence[Row] = ()
+    """Rows that come again in each epoch but the first, and that the watermark has passed: no answer has them."""
+
+    def arriving(self, epoch: int) -> list[Row]:
+        """Return the rows that come in an epoch, which are numbered from 0."""
+        return [*self.epochs[epoch], *(self.late if epoch else ())]
 
     @property
     def stored(self) -> str:
@@ -157,9 +163,9 @@ class Compared:
     def rows(self, query: str, epoch: int) -> Bag:
         """Return the rows of a view after an epoch's files. Some may be there less than 0 times."""
         numbers = sorted(self.with_rows)
-        return self._sum(query, numbers[epoch - 1] if epoch <= len(numbers) else epoch)
+        return self.sum(query, numbers[epoch - 1] if epoch <= len(numbers) else epoch)
 
-    def _sum(self, query: str, epoch: int) -> Bag:
+    def sum(self, query: str, epoch: int) -> Bag:
         """Return the sum of a view's changes up to the epoch of this number."""
         total: Bag = Counter()
         for number, changes in self.changes[query].items():
@@ -206,7 +212,7 @@ class Compared:
                 return f"epoch {epoch} takes a row back, and rows only come"
             if view.key is not None:
                 at = [view.columns.index(name) for name in view.key]
-                keys = Counter(tuple(row[i] for i in at) for row in self._sum(query, epoch).elements())
+                keys = Counter(tuple(row[i] for i in at) for row in self.sum(query, epoch).elements())
                 if keys and max(keys.values()) > 1:
                     return f"after epoch {epoch}, two rows have the key {view.key}: {keys.most_common(1)}"
         return None

@@ -2,7 +2,8 @@
 
 Twenty queries are a job. Its files come epoch by epoch; keepers are killed at random moments, the job is stopped, started
 again at another parallelism, and moved through savepoints. After each epoch, each view is compared with Spark, and at the
-end with DuckDB, where that can say the query.
+end with DuckDB, where that can say the query. With --timed, some jobs are besides of views that event time bounds: some of
+their rows are late, what they have given is in the answer after each epoch, and all of it is at the end of event time.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,30 @@ from tests import jvm
 from tests.spark.harness import settle
 from tests.spark.views.harness import Bag, Compared, Row, normal
 from tests.spark.views.random_queries import Found, answered, batches, compared_in, plan, random_tables
+from tests.spark.views.test_bounded import AS_OF, JOINS, KEPT, OTHERS, timed_tables
+from tests.spark.views.test_match import PAIRS, RUNS, answer, pairs, runs
 
 _PATIENCE_S = 600.0
+_LAST = 1 << 60
+"""An epoch after all others."""
+_LATE, _FIRST = dt.datetime(2025, 12, 1), dt.datetime(2026, 1, 1, 0, 5)
+WINDOWS = [
+    "SELECT window(at, '20 minutes') AS w, k, count(*) AS n, sum(amount) AS s FROM orders GROUP BY 1, 2",
+    "SELECT window(at, '20 minutes', '5 minutes') AS w, max(amount) AS m FROM orders GROUP BY 1",
+    "SELECT k, session_window(at, '7 minutes') AS w, count(*) AS n FROM orders GROUP BY 1, 2",
+]
+_JOINED = "(SELECT o.id, o.at, p.id AS p FROM orders o LEFT JOIN pays p ON p.k = o.k AND p.at BETWEEN o.at AND o.at + INTERVAL 15 MINUTES)"
+MATCHES = {
+    "SELECT a, b FROM orders MATCH_RECOGNIZE (PARTITION BY k ORDER BY at MEASURES A.id AS a, B.id AS b "
+    "AFTER MATCH SKIP TO NEXT ROW PATTERN (A B) DEFINE B AS B.amount > A.amount)":
+    "SELECT a, b FROM (SELECT lag(id) OVER w AS a, id AS b, lag(amount) OVER w AS least, amount FROM orders "
+    "WINDOW w AS (PARTITION BY k ORDER BY at)) WHERE amount > least",
+    f"SELECT a, b, p FROM {_JOINED} MATCH_RECOGNIZE (ORDER BY at, p MEASURES A.id AS a, B.id AS b, B.p AS p "
+    "AFTER MATCH SKIP TO NEXT ROW PATTERN (A B))":
+    f"SELECT * FROM (SELECT lag(id) OVER (ORDER BY at, p) AS a, id AS b, p FROM {_JOINED}) WHERE a IS NOT NULL",
+}  # fmt: skip
+"""By a view's query, what spark.sql answers."""
+PATTERNS = {RUNS: runs, PAIRS: pairs}
 _FOR_DUCKDB = (
     (r"\b(\d+)L\b", r"\1"), (r"\b([\d.]+)(BD|D)\b", r"\1"), (r"double\('NaN'\)", "'NaN'::DOUBLE"),
     (r"\barray\(([^()]*)\)", r"[\1]"),
@@ -66,28 +89,38 @@ class Life:
         try:
             for epoch in range(self.compared.epochs):
                 for name, table in self.compared.tables.items():
-                    self.compared.write(name, [table.epochs[epoch]], epoch)
+                    self.compared.write(name, [table.arriving(epoch)], epoch)
                 killing = self._killing(run) if self.rng.random() < 0.6 else None
                 reached = int(_settled(run).epoch)
                 if killing is not None:
                     killing.join()
                     reached = int(_settled(run).epoch)
                 for query in self.compared.views:
-                    found, wanted = self.compared.rows(query, reached), self.compared.expected(query, epoch + 1)
-                    if found != wanted:
-                        text = f"after {epoch + 1} files ({', '.join(self.happened) or 'nothing happened'}): misses "
-                        faults.setdefault(query, f"{text}{dict(wanted - found)}, has too many {dict(found - wanted)}")
+                    if fault := self._fault(query, epoch + 1, reached):
+                        faults.setdefault(query, fault)
                 if epoch + 1 < self.compared.epochs:
                     run = self._go_on(run)
         finally:
             run.stop()
         return faults
 
-    def _start(self, restore: Path | None = None) -> Any:
+    def _fault(self, query: str, files: int, reached: int) -> str:
+        """Return what is wrong with a view after an epoch that has read so many files."""
+        return self._difference(
+            f"{files} files", self.compared.rows(query, reached), self.compared.expected(query, files)
+        )
+
+    def _difference(self, when: str, found: Bag, wanted: Bag) -> str:
+        if found == wanted:
+            return ""
+        happened = ", ".join(self.happened) or "nothing happened"
+        return f"after {when} ({happened}): misses {dict(wanted - found)}, has too many {dict(found - wanted)}"
+
+    def _start(self, restore: Path | None = None, **given: Any) -> Any:
         checkpoints = sl.Checkpoints(self.compared.root / f"checkpoints{self.places}", every="1s", retain=2)
         restart = sl.Restart(attempts=20, delay="50ms")
         job = self.compared.job(
-            self.local_dir, self.parallelism, trigger=None, restart=restart, checkpoints=checkpoints
+            self.local_dir, self.parallelism, restart=restart, checkpoints=checkpoints, **{"trigger": None, **given}
         )
         return job.start(self.compared.spark, restore=restore)
 
@@ -127,6 +160,31 @@ class Life:
         run.stop(savepoint=target, format=self.rng.choice(["canonical", "native"]))
         self.places += 1
         return self._start(target)
+
+
+class TimedLife(Life):
+    """A job of views that event time bounds."""
+
+    def __init__(self, compared: Compared, local_dir: Path, rng: random.Random, answers: Mapping[str, Bag]) -> None:
+        """`answers`: by query, what it answers over all rows, in which none is late."""
+        super().__init__(compared, local_dir, rng)
+        self._answers = answers
+
+    def run(self) -> dict[str, str]:
+        faults = super().run()
+        run = self._start(trigger="available-now", drain=True)
+        killing = self._killing(run)
+        run.await_termination(_PATIENCE_S)
+        killing.join()
+        for query, wanted in self._answers.items():
+            found = self.compared.sum(query, _LAST)
+            if fault := self._difference("the end of event time", found, wanted) or self.compared.broken_promise(query):
+                faults.setdefault(query, fault)
+        return faults
+
+    def _fault(self, query: str, files: int, reached: int) -> str:
+        found, wanted = self.compared.sum(query, reached), self._answers[query]
+        return self._difference(f"{files} files", found, found & wanted)
 
 
 def _settled(run: Any) -> Any:
@@ -169,6 +227,34 @@ def live(spark: Any, seed: str, queries: Sequence[str], found: Found, said: Said
         live(spark, seed, part, found, said, change=change)
 
 
+def live_in_time(spark: Any, seed: str, found: Found) -> None:
+    """Run queries that event time bounds as views of one job."""
+    rng = random.Random(f"timed {seed}")
+    in_order = rng.random() < 0.5
+    tables = timed_tables(seed, unique=True, in_order=in_order)
+    late = [(-number, "a", number, _LATE + dt.timedelta(minutes=number)) for number in range(2)]
+    for number, (name, table) in enumerate(tables.items()):
+        # No filter drops this row before it moves the watermark.
+        first = (1000 + number, "a", 5, _FIRST + dt.timedelta(microseconds=number))
+        tables[name] = replace(table, epochs=[[*table.epochs[0], first], *table.epochs[1:]], late=late)
+    asked = {query: query for query in (*JOINS, *OTHERS, *WINDOWS, *KEPT)} | AS_OF | MATCHES
+    chosen = {query: asked[query] for query in rng.sample([*asked], 12)}
+    with compared_in(spark, tables, are_written=False) as (compared, local_dir):
+        answers = {query: compared.expected(text, compared.epochs) for query, text in chosen.items()}
+        for query, match in PATTERNS.items():
+            answers[query] = answer(match, tables["orders"].until(compared.epochs), by_key=True)
+        for query in answers:
+            compared.add(query)
+        life = TimedLife(compared, local_dir, rng, answers)
+        try:
+            faults = life.run()
+        except Exception as error:
+            found.faults.append(f"tables {seed} fail ({', '.join(life.happened)}): {error!r:.1000}")
+            return
+        found.right += len(answers) - len(faults)
+        found.faults += [f"{fault}: {query}" for query, fault in faults.items()]
+
+
 def ask_duckdb(compared: Compared, said: Said) -> None:
     """Compare Spark's answers over all rows with those of DuckDB."""
     database = duckdb.connect()
@@ -200,6 +286,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--queries", type=int, default=300)
+    parser.add_argument("--timed", type=int, default=0, help="the number of jobs of views that event time bounds")
     given = parser.parse_args()
     jvm.use()
     spark = sl.session("lives", "local[2]", **{"spark.sql.streaming.pollingDelay": "40ms"})
@@ -210,6 +297,10 @@ def main() -> None:
             before = len(found.faults)
             live(spark, seed, queries, found, said, change=number % 2 == 1)
             print(f"tables {seed}: {found.right} right, faults:", *found.faults[before:], sep="\n  ", flush=True)
+        for timed in range(given.seed, given.seed + given.timed):
+            before = len(found.faults)
+            live_in_time(spark, str(timed), found)
+            print(f"timed {timed}: {found.right} right, faults:", *found.faults[before:], sep="\n  ", flush=True)
         print(found, said, *said.unlike_spark, sep="\n  ")
     finally:
         spark.stop()

@@ -58,6 +58,17 @@ OTHERS = [
     "SELECT a.w, a.n, b.m FROM (SELECT window(at, '1 hour') AS w, count(*) AS n FROM orders GROUP BY 1) a "
     "FULL JOIN (SELECT window(at, '1 hour') AS w, sum(amount) AS m FROM pays WHERE k = 'a' GROUP BY 1) b ON a.w = b.w",
 ]
+KEPT = [
+    f"SELECT o.id, p.id AS p, s.id AS s FROM {TUMBLED.format('orders')} o JOIN {TUMBLED.format('pays')} p ON o.w = p.w "
+    "JOIN ships s ON s.at BETWEEN o.at AND o.at + INTERVAL 20 MINUTES",
+    "SELECT o.id, p.id AS p, s.id AS s, q.id AS q FROM orders o JOIN pays p ON p.at BETWEEN o.at AND o.at + INTERVAL 30 MINUTES "
+    "JOIN ships s ON s.at BETWEEN o.at AND o.at + INTERVAL 25 MINUTES "
+    "JOIN pays q ON q.at BETWEEN p.at AND p.at + INTERVAL 5 MINUTES",
+    "SELECT o.id, p.id AS p, q.id AS q FROM (SELECT *, at + INTERVAL 1 MINUTE AS later FROM orders) o "
+    "LEFT JOIN pays p ON p.at BETWEEN o.at AND o.at + INTERVAL 15 MINUTES "
+    "LEFT JOIN pays q ON q.at BETWEEN o.later AND o.later + INTERVAL 10 MINUTES",
+]
+"""Joins by one time of rows that were kept by another time of theirs."""
 LAST_PAY = "(SELECT * FROM pays p WHERE {0} ORDER BY at DESC LIMIT 1)"
 AS_OF = {
     "SELECT o.id, p.id AS p, p.at FROM orders o LEFT ASOF JOIN pays p MATCH_CONDITION (o.at >= p.at) ON o.k = p.k":
@@ -77,22 +88,23 @@ AS_OF = {
 """By a view's query, what spark.sql answers."""
 
 
-def timed_tables(seed: int | str, *, unique: bool = False) -> dict[str, Table]:
-    """Return tables with watermarks, in which no row is late."""
+def timed_tables(seed: int | str, *, unique: bool = False, in_order: bool = False) -> dict[str, Table]:
+    """Return tables with watermarks, in which no row is late; with `in_order`, epochs do not overlap."""
     rng = random.Random(seed)
     number = 0
+    minutes, most_minutes = (10, 10) if in_order else (60, 119)
 
     def row(epoch: int) -> tuple[Any, ...]:
         nonlocal number
         number += 1
-        at = _BEGIN + dt.timedelta(minutes=60 * epoch + rng.randrange(0, 119))
+        at = _BEGIN + dt.timedelta(minutes=minutes * epoch + rng.randrange(0, most_minutes))
         if unique:
             at += dt.timedelta(microseconds=number)
         return number, rng.choice(["a", "b", None]), rng.randrange(6), at
 
-    ddl = "id bigint, k string, amount bigint, at timestamp"
+    ddl, delay = "id bigint, k string, amount bigint, at timestamp", "0 s" if in_order else "1 h"
     return {
-        name: Table(ddl, [[row(epoch) for _ in range(rng.randint(1, most))] for epoch in range(EPOCHS)], delay="1 h")
+        name: Table(ddl, [[row(epoch) for _ in range(rng.randint(1, most))] for epoch in range(EPOCHS)], delay=delay)
         for name, most in (("orders", 7), ("pays", 7), ("ships", 4))
     }
 
@@ -136,6 +148,39 @@ def test_other_bounds_are_final(spark: Any, tmp_path: Path, local_dir: Path, mon
     monkeypatch.setattr(sourcewatch, "_LOOK_TIMEOUT_S", 0.0)
     compared = Compared(spark, tmp_path, timed_tables("bounds"))
     check_final(compared, dict(zip(OTHERS, OTHERS, strict=True)), local_dir)
+
+
+def test_rows_that_were_kept_by_another_time(spark: Any, tmp_path: Path, local_dir: Path) -> None:
+    """A row that comes when its partner does is older by all of its times: it is not late for the next operator."""
+    compared = Compared(spark, tmp_path, timed_tables("kept", in_order=True))
+    check_final(compared, dict(zip(KEPT, KEPT, strict=True)), local_dir)
+
+
+def test_intervals_where_clocks_are_changed(spark: Any, tmp_path: Path, local_dir: Path) -> None:
+    """Spark adds days of the calendar, and takes differences of what clocks show: not so many microseconds."""
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Oslo")
+    try:
+        # The night of the 29th of March has 23 hours.
+        hours = {"orders": (11.0, 24.5, 200.0), "pays": (25.7, 33.5, 34.5, 47.0, 200.0)}
+        night = dt.datetime(2026, 3, 28, tzinfo=dt.UTC)
+        tables = {
+            name: Table("id bigint, at timestamp", [[(at, night + dt.timedelta(hours=each))] for at, each in enumerate(some)], delay="0 s")
+            for name, some in hours.items()
+        }  # fmt: skip
+        compared = Compared(spark, tmp_path, tables)
+        ends = (
+            "p.at <= o.at + INTERVAL 1 DAY",
+            "p.at <= timestampadd(HOUR, 24, o.at)",
+            "p.at <= timestampadd(DAY, 1, o.at)",
+            "p.at - o.at <= INTERVAL 2 HOURS",
+            "p.at <= o.at + INTERVAL 23 HOURS",
+        )
+        queries = [f"SELECT o.id, p.id AS p FROM orders o JOIN pays p ON p.at >= o.at AND {end}" for end in ends]
+        check_final(compared, dict(zip(queries, queries, strict=True)), local_dir)
+        assert len({frozenset(compared.rows(query, LAST)) for query in queries}) > 2
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
 
 
 def test_joins_by_interval_that_change(spark: Any, tmp_path: Path, local_dir: Path) -> None:

@@ -48,6 +48,7 @@ def test_patterns(text: str, pattern: Pattern) -> None:
         ("ORDER BY at PATTERN (A) AND", "AND is not expected behind the pattern", 58),
         ("ORDER BY at PATTERN (A) WITHIN 3", "WITHIN: it is no literal of an interval", 58),
         ("ORDER BY at PATTERN (A) WITHIN INTERVAL '0' HOUR", "a match takes longer than 0", 58),
+        ("ORDER BY at PATTERN (A) WITHIN INTERVAL '4000000' DAY", "and at most 10,000 years", 58),
         ("PATTERN (A) ORDER BY at", "MATCH_RECOGNIZE has no ORDER BY", 17),
         ("PARTITION BY k ORDER BY at MEASURES A.x AS x", "MATCH_RECOGNIZE has no PATTERN", 17),
         ("EMPTY ORDER BY at", "MATCH_RECOGNIZE begins with EMPTY", 34),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -16,8 +17,11 @@ import pytest
 import strandline as sl
 from tests.spark.harness import eventually, settle
 from tests.spark.views import app
-from tests.spark.views.harness import Compared
+from tests.spark.views.harness import Compared, normal
+from tests.spark.views.random_lives import MATCHES, PATTERNS
 from tests.spark.views.random_queries import EPOCHS, random_tables
+from tests.spark.views.test_bounded import AS_OF, needs_asof
+from tests.spark.views.test_match import answer
 
 pytestmark = [pytest.mark.spark, pytest.mark.soak]
 _ROOT = Path(__file__).parents[3]
@@ -45,6 +49,38 @@ def test_views_go_on_in_another_process_and_at_another_parallelism(spark: Any, t
             wanted = Counter({repr(row): n for row, n in compared.expected(query, epoch + 1).items()})
             assert app.found(tmp_path, query) == wanted, f"after run {epoch + 1}: {query}"
     assert uids[0] == uids[1] == uids[2]
+
+
+@needs_asof
+def test_drivers_of_views_in_event_time_are_killed(spark: Any, tmp_path: Path, local_dir: Path) -> None:
+    """Each run is killed at some moment, goes on at another parallelism, and the last one comes to the end of time."""
+    rng = random.Random("drivers")
+    compared = Compared(spark, tmp_path, app.timed(), are_written=False)
+    killed = 0
+    for epoch in range(compared.epochs):
+        add(compared, epoch)
+        is_last = epoch == compared.epochs - 1
+        for moment in (rng.uniform(8, 16), None):
+            how = [str(rng.choice([1, 2, 3])), "drain" if is_last else "timed"]
+            command = [sys.executable, "-m", "tests.spark.views.app", str(tmp_path), str(local_dir), *how]
+            with (tmp_path / "log").open("w") as log:
+                process = subprocess.Popen(command, cwd=_ROOT, stdout=log, stderr=log)
+                try:
+                    process.wait(moment)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    killed += 1
+                ended = process.wait()
+            assert ended in (0, -signal.SIGKILL), (tmp_path / "log").read_text()[-3000:]
+    assert killed
+    asked = {query: query for query in app.TIMED} | AS_OF | MATCHES
+    for query in app.TIMED:
+        wanted = (
+            answer(PATTERNS[query], compared.tables["orders"].until(compared.epochs), by_key=True)
+            if query in PATTERNS
+            else compared.expected(asked[query], compared.epochs)
+        )
+        assert app.found(tmp_path, query) == Counter({repr(normal(row)): n for row, n in wanted.items()}), query
 
 
 def test_keepers_of_views_are_killed(spark: Any, tmp_path: Path, local_dir: Path) -> None:

@@ -19,7 +19,7 @@ from strandline.spark.views.meaning import Meanings
 from strandline.spark.views.operators import Operators
 from strandline.spark.views.relations import Relation, Rows, unlike
 from strandline.spark.views.rewriting import Rewriting
-from strandline.spark.views.times import WHOLE
+from strandline.spark.views.times import WHOLE, Time
 
 
 def register_matches(matches: Matches, query: Callable[[Rewriting], DataFrame]) -> None:
@@ -45,7 +45,7 @@ def _matches_of(
         source, columns, output, output,
         {id_of(each): f"batch.{name}" for name, each in zip(columns, output, strict=True)}, "batch", weighted=False,
         # Whether a job has a watermark for the one of ORDER BY is checked with its own plan.
-        times={(id_of(each), WHOLE): 0 for each in output if each.dataType().sql() == "TIMESTAMP"},
+        times={(id_of(each), WHOLE): Time(0) for each in output if each.dataType().sql() == "TIMESTAMP"},
     )  # fmt: skip
 
     def analysed_over(rewriting: Rewriting, name: str, schema: StructType) -> DataFrame:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from strandline.core.errors import ConfigurationError
+from strandline.core.times import LONGEST_MS
 from strandline.runtime.operators.patterns.pattern import (
     Chain,
     Choice,
@@ -342,8 +343,8 @@ class _Reader:
             raise self._refused(
                 f"WITHIN: {error}", within.first, "write WITHIN INTERVAL '1' HOUR, of a fixed length"
             ) from None
-        if within_us <= 0:
-            raise self._refused("WITHIN: a match takes longer than 0", within.first)
+        if not 0 < within_us <= LONGEST_MS * 1000:
+            raise self._refused("WITHIN: a match takes longer than 0, and at most 10,000 years", within.first)
         return pattern, " ".join(text.split()), within_us
 
     def _choice(self, at: int, end: int) -> tuple[Pattern, int]:

@@ -32,7 +32,7 @@ from strandline.spark.views.relations import Part, Relation, Rows, unlike
 from strandline.spark.views.rewriting import Piece, Rewriting
 from strandline.spark.views.structure import Span
 from strandline.spark.views.sums import Addend, SumPlanner
-from strandline.spark.views.times import WHOLE, TimeReader
+from strandline.spark.views.times import UTC, WHOLE, Time, TimeReader
 from strandline.types.datatypes import DataType, Field, LongType, StructType, parse_type
 
 _AT = "__strandline_at"
@@ -47,7 +47,6 @@ _TYPES = (
 _WIDTH = {"TINYINT": 1, "SMALLINT": 2, "INT": 3, "BIGINT": 4, "DECIMAL": 5, "FLOAT": 6, "DOUBLE": 7}
 """The types of numbers, each of which is cast to later ones."""
 _LONGEST_INTERVAL = "INTERVAL DAY TO SECOND"
-_UTC = frozenset({"UTC", "Etc/UTC", "GMT", "Z"})
 _HINT = (
     "conditions that compare a row with others of the match have =, <, >, +, -, *, /, AND, OR, NOT, IN, IS NULL, CASE "
     "and coalesce() of numbers, texts and times; all that is about the row alone may be any expression"
@@ -171,15 +170,15 @@ class _Planner:
                 "MATCH_RECOGNIZE is of rows that stay, and those of its table change", self.clause.at,
                 "give it a stream, or a view whose rows only come",
             )  # fmt: skip
-        lag = self.rows.times.get((id_of(time), WHOLE))
-        if lag is None:
+        known = self.rows.times.get((id_of(time), WHOLE))
+        if known is None:
             raise self.matches.refused(
                 f"MATCH_RECOGNIZE: ORDER BY {time.name()}, which has no watermark: when the rows before one are all "
                 "there is not known",
                 at,
                 f'give its stream one, .watermark("{time.name()}", "10 s"), or write the column that has one first',
             )
-        return lag
+        return known.lag_us
 
     def _check_names(self, names: Sequence[str]) -> None:
         seen = set[str]()
@@ -391,7 +390,7 @@ class _Planner:
             )
         elif kind in ("SubtractTimestamps", "TimestampAddInterval"):
             zone: str = expression.timeZoneId().get()
-            zone = "" if zone in _UTC else zone
+            zone = "" if zone in UTC else zone
             if kind == "SubtractTimestamps":
                 is_known = not expression.legacyInterval() and _is_zone(zone)
             else:
@@ -468,7 +467,7 @@ class _Planner:
         if clause.within_us is not None:
             # No row of a match is further behind the watermark than its first one, when that is known.
             times = {
-                (id_of(attribute), WHOLE): lag_us + clause.within_us
+                (id_of(attribute), WHOLE): Time(lag_us + clause.within_us, 0, clause.within_us - 1)
                 for slot, attribute in self.slots.items()
                 if slot.is_row and slot.column == self._number(time)
             }

@@ -19,7 +19,7 @@ from strandline.spark.views.meaning import short
 from strandline.spark.views.operators import ONE, YOUNGER, Operators, hash_of, made_of
 from strandline.spark.views.pairs import Inputs, keeps_alone, keyed, paired, with_rest
 from strandline.spark.views.relations import Part, Relation, Rows, unlike
-from strandline.spark.views.times import Bound, Moved, TimeReader, of_result
+from strandline.spark.views.times import Bound, Moved, TimeReader, Times, of_partners, of_result
 
 _AT = "__strandline_at"
 
@@ -43,7 +43,7 @@ class _Near:
         if at is None:
             near = Near(0, (rows.ttl_ms or 0) * 1000, by_clock=True)
         else:
-            near = Near(0, 0, (rows.times[at.column], pairs.times[at.column]))
+            near = Near(0, 0, (rows.times[at.column].lag_us, pairs.times[at.column].lag_us))
         inputs = Inputs(rows, rows.output, pairs, rows.output)
         return _joined(_Near(self.ops, inputs, (at, at), near), how, exists, null_safe=True)
 
@@ -62,7 +62,7 @@ def near_join(
     if nearest is None:
         return None
     left_at, right_at, lower, upper, used = nearest
-    near = Near(lower, upper, (left.times[left_at.column], right.times[right_at.column]))
+    near = Near(lower, upper, (left.times[left_at.column].lag_us, right.times[right_at.column].lag_us))
     rest = None
     for each in conditions:
         if not any(each is bound.condition and bound.is_exact for bound in used):
@@ -111,7 +111,7 @@ def _nearest(
             lower = max(lowers)
             # No rows are near if bounds contradict each other: all conditions together say so.
             upper = max(min(uppers), lower)
-            cost = upper - lower + left.times[left_at.column] + right.times[right_at.column]
+            cost = upper - lower + left.times[left_at.column].lag_us + right.times[right_at.column].lag_us
             if best is None or cost < best[0]:
                 exact = used if min(uppers) >= lower else []
                 best = cost, (left_at, right_at, lower, upper, exact)
@@ -168,14 +168,17 @@ def timed_rows(
     return Rows(catalyst, rows, tuple(pairs), is_weighted=False, is_timed=at is not None).node(), names
 
 
-def _times(join: _Near, *, is_paired: bool) -> dict[tuple[int, int], int]:
+def _times(join: _Near, *, is_paired: bool) -> Times:
     """Return the times of the result: a row comes when the later one of a pair does, or when none can come any more."""
-    near, result = join.near, dict[tuple[int, int], int]()
-    lags = near.lags_us
-    waits = max(lags[0], lags[1] + near.upper_us) - lags[0], max(lags[1], lags[0] - near.lower_us) - lags[1]
-    for number, rows in enumerate((join.inputs.left, join.inputs.right)[: 1 + is_paired]):
-        result |= of_result(rows.times, rows.output, waits[number])
-    return result
+    near, (left, right) = join.near, (join.inputs.left, join.inputs.right)
+    assert join.times[0] is not None
+    assert join.times[1] is not None
+    left_at, right_at = left.times[join.times[0].column], right.times[join.times[1].column]
+    times = of_result(left.times, left.output, left_at, near.lags_us[1] + near.upper_us)
+    if not is_paired:
+        return times
+    others = of_result(right.times, right.output, right_at, near.lags_us[0] - near.lower_us)
+    return {**times, **of_partners(others, right_at, left_at, near.lower_us, near.upper_us)}
 
 
 # -- for people

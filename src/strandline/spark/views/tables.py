@@ -21,7 +21,7 @@ from strandline.spark.views.keys import KEY, key_of
 from strandline.spark.views.meaning import short
 from strandline.spark.views.operators import Operators, hash_of, parts_of, struct_of
 from strandline.spark.views.relations import Part, Relation, Rows
-from strandline.spark.views.times import WHOLE
+from strandline.spark.views.times import WHOLE, Time
 
 _DELETED = "__strandline_deleted"
 GONE = "__strandline_gone"
@@ -63,7 +63,7 @@ class Table:
         return Relation(
             node, names, tuple(columns), tuple(columns), {id_of(each): f"{name}.{each.name()}" for each in columns},
             short(f"versions of {name}, deleted by {self.deleted}"), weighted=False, hidden=hidden,
-            times={(id_of(each), WHOLE): 0 for each in columns if each.name() == self.time},
+            times={(id_of(each), WHOLE): Time(0) for each in columns if each.name() == self.time},
             leaves=frozenset({(name, self.stream._node)}),
         )  # fmt: skip
 

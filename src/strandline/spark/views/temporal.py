@@ -27,19 +27,19 @@ VERSIONS = "__versions_of_"
 def as_of_join(ops: Operators, plan: Plan, left: Relation, right: Relation) -> Relation | None:
     """Join rows with the versions that were valid at their times; None if no watermark says when that is known."""
     catalyst, match, reader = ops.catalyst, plan.asOfCondition(), TimeReader(ops.catalyst)
-    lags = reader.lag(match.left(), left.times), reader.lag(match.right(), right.times)
+    at, version_at = reader.time(match.left(), left.times), reader.time(match.right(), right.times)
     how = _HOWS.get(kind_of(plan.joinType()))
-    if kind_of(match) not in _STRICT or how is None or lags[0] is None or lags[1] is None:
+    if kind_of(match) not in _STRICT or how is None or at is None or version_at is None:
         return None
     if not (left.appends and right.appends):
         return None
-    known_lags, is_strict, final = (lags[0], lags[1]), _STRICT[kind_of(match)], ops.is_final
+    lags, is_strict, final = (at.lag_us, version_at.lag_us), _STRICT[kind_of(match)], ops.is_final
     keys, other_keys = keys_of(catalyst, plan)
     for condition in (*right_conditions(catalyst, plan), *map(catalyst.not_null, other_keys)):
         right = ops.filtered(right, condition)
     halves = ((left, keys, match.left()), (right, other_keys, match.right()))
     texts = [", ".join(ops.meanings.of(key, rows.columns) for key in (*some, at)) for rows, some, at in halves]
-    what = f"as of {how} {is_strict} {known_lags} {'final' if final else 'changes'}"
+    what = f"as of {how} {is_strict} {lags} {'final' if final else 'changes'}"
     meaning = short(f"{what}[{texts[0]}|{texts[1]}]({left.meaning}|{right.meaning})")
     output = [*left.output, *right.output]
 
@@ -49,7 +49,7 @@ def as_of_join(ops: Operators, plan: Plan, left: Relation, right: Relation) -> R
             for number, (rows, some, at) in enumerate(halves, 1)
         ]
         pairs, key = paired(nodes, (left, right)), struct_of(nodes[0][0], [KEY])
-        process = AsOfJoining(key, how, *pairs.kinds, pairs.result, known_lags, final=final, is_strict=is_strict)
+        process = AsOfJoining(key, how, *pairs.kinds, pairs.result, lags, final=final, is_strict=is_strict)
         operator = ops.operator(pairs.rows, f"asof-{hash_of(meaning)}", process, pairs.result, "as-of join")
         keeps = "rows, and of each key the versions that a row can still ask for"
         bound = "rows until the watermark has passed them; the newest version of each key stays"
@@ -59,7 +59,7 @@ def as_of_join(ops: Operators, plan: Plan, left: Relation, right: Relation) -> R
     return made_of(
         left, right, node=node, names=names, output=output, meaning=meaning, part=part, appends=final,
         unique=left.unique, hidden=ops.hidden_of(node.columns.hidden), ttl_ms=left.ttl_ms,
-        times=of_result(left.times, left.output, max(0, known_lags[1] - known_lags[0])),
+        times=of_result(left.times, left.output, at, version_at.lag_us),
     )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ from strandline.spark.views.rewriting import Edits, Rewriting
 from strandline.spark.views.structure import Query
 from strandline.spark.views.tables import Table, watermarked
 from strandline.spark.views.temporal import VERSIONS
-from strandline.spark.views.times import WHOLE, of_ids
+from strandline.spark.views.times import WHOLE, Time, of_ids
 
 CHANGE = "_change"
 """The column of a view's changes: 1 for a row that was added, -1 for one that was taken back."""
@@ -455,7 +455,7 @@ def _leaf(ops: Operators, name: str, table: Stream | Table | View, columns: Sequ
         return Relation(
             table._node, tuple(table.columns), tuple(columns), tuple(columns), meanings, name,
             weighted=False, leaves=frozenset({(name, table._node)}), hidden=hidden,
-            times={(id_of(each), WHOLE): 0 for each in columns if each.name() == time},
+            times={(id_of(each), WHOLE): Time(0) for each in columns if each.name() == time},
         )  # fmt: skip
     catalyst, inner = ops.catalyst, table._relation
     pairs = list(zip(columns, inner.output, strict=True))

@@ -19,7 +19,7 @@ from strandline.spark.views.meaning import short
 from strandline.spark.views.operators import Operators, hash_of, made_of, names_of
 from strandline.spark.views.relations import Part, Relation, Rows
 from strandline.spark.views.sums import SumPlanner
-from strandline.spark.views.times import TimeReader
+from strandline.spark.views.times import Time, TimeReader
 
 _TIME_WINDOW, _SESSION = "spark.timeWindow", "spark.sessionWindow"
 _MERGES: dict[str, Any] = {"sum": agg.sum, "min": agg.min, "max": agg.max}
@@ -95,9 +95,10 @@ def closed_windows(
     stored, step = sums.finish(ops, key, keys, window, hidden=hidden)
     output = catalyst.items(plan.output())
     # A window's rows come when the watermark passes its end.
-    times = {(id_of(cut.window), 1): 0}
+    times = {(id_of(cut.window), 1): Time(0)}
     if not isinstance(cut.kind, Session):
-        times = {(id_of(cut.window), 0): cut.kind.size_us - 1, (id_of(cut.window), 1): -1}
+        start_at = Time(cut.kind.size_us - 1)
+        times = {(id_of(cut.window), 0): start_at, (id_of(cut.window), 1): start_at.later(*(cut.kind.size_us,) * 2)}
     return made_of(
         rows, node=node, names=(KEY, WINDOW_START, WINDOW_END, *stored),
         attributes=(key, start, end, *stored.values()), output=output,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Context, Decimal
+from decimal import Decimal
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -17,7 +17,15 @@ import numpy as np
 
 from strandline.core.errors import UserCodeError
 from strandline.core.times import as_datetime
-from strandline.runtime.operators.patterns.memory import Columns, Memory, Slot, order, value_reader
+from strandline.runtime.operators.patterns.memory import (
+    EXACT,
+    Columns,
+    Memory,
+    Slot,
+    order,
+    total,
+    value_reader,
+)
 from strandline.types.datatypes import (
     ByteType,
     DataType,
@@ -32,7 +40,6 @@ from strandline.types.datatypes import (
 
 Evaluator = Callable[[Columns, int, Memory], Any]
 _BITS: Mapping[DataType, int] = {ByteType(): 8, ShortType(): 16, IntegerType(): 32, LongType(): 64}
-_EXACT = Context(prec=120, rounding=ROUND_HALF_UP)
 
 
 @dataclass(frozen=True)
@@ -189,8 +196,8 @@ def fitting(value: Any, kind: DataType) -> Any:
     """Return a number as one of a type, rounded as Spark does. Raise UserCodeError if it does not fit."""
     match kind:
         case DecimalType(precision, scale):
-            rounded = Decimal(value).quantize(Decimal(1).scaleb(-scale), context=_EXACT)
-            if abs(rounded) >= Decimal(10) ** (precision - scale):
+            rounded = Decimal(value).quantize(Decimal(1).scaleb(-scale), context=EXACT)
+            if EXACT.abs(rounded) >= Decimal(10) ** (precision - scale):
                 raise _too_large(value, kind)
             return rounded
         case FloatType():
@@ -209,7 +216,7 @@ def _divided(call: Call, one: Any, other: Any) -> Any:
             "MATCH_RECOGNIZE: a condition divides by zero",
             hint="write nullif(…, 0) for the divisor: the condition is null then, and not true",
         )
-    return fitting(_EXACT.divide(one, other) if isinstance(one, Decimal) else one / other, call.type)
+    return fitting(EXACT.divide(one, other) if isinstance(one, Decimal) else one / other, call.type)
 
 
 def _difference(call: Call, one: int, other: int) -> int:
@@ -224,8 +231,12 @@ def _local(at_us: int, zone: str) -> int:
     return at_us + offset // dt.timedelta(microseconds=1)
 
 
+def _negative(one: Any) -> Any:
+    return EXACT.minus(one) if isinstance(one, Decimal) else -one
+
+
 def _product(one: Any, other: Any) -> Any:
-    return _EXACT.multiply(one, other) if isinstance(one, Decimal) else one * other
+    return EXACT.multiply(one, other) if isinstance(one, Decimal) else one * other
 
 
 def _too_large(value: Any, kind: DataType) -> UserCodeError:
@@ -251,19 +262,15 @@ FUNCTIONS: Mapping[str, Callable[..., Evaluator]] = {
     "LessThanOrEqual": _strict(lambda call, one, other: order(one, other) <= 0),
     "GreaterThan": _strict(lambda call, one, other: order(one, other) > 0),
     "GreaterThanOrEqual": _strict(lambda call, one, other: order(one, other) >= 0),
-    "Add": _strict(lambda call, one, other: fitting(_sum(one, other), call.type)),
-    "Subtract": _strict(lambda call, one, other: fitting(_sum(one, -other), call.type)),
+    "Add": _strict(lambda call, one, other: fitting(total(one, other), call.type)),
+    "Subtract": _strict(lambda call, one, other: fitting(total(one, _negative(other)), call.type)),
     "Multiply": _strict(lambda call, one, other: fitting(_product(one, other), call.type)),
     "Divide": _strict(_divided),
     "Average": _strict(lambda call, total, count: None if count == 0 else _divided(call, total, count)),
-    "UnaryMinus": _strict(lambda call, one: fitting(-one, call.type)),
-    "Abs": _strict(lambda call, one: fitting(abs(one), call.type)),
+    "UnaryMinus": _strict(lambda call, one: fitting(_negative(one), call.type)),
+    "Abs": _strict(lambda call, one: fitting(_negative(one) if one < 0 else one, call.type)),
     "Cast": _strict(lambda call, one: fitting(one, call.type)),
     "SubtractTimestamps": _strict(_difference),
     "TimestampAddInterval": _strict(lambda call, one, other: one + other),
 }
 """By Spark's name of each function; Average is the division in an average, which is null of no values."""
-
-
-def _sum(one: Any, other: Any) -> Any:
-    return _EXACT.add(one, other) if isinstance(one, Decimal) else one + other

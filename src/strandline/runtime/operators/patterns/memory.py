@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any, Literal
 
 Memory = Sequence[Any]
 """By slot: for first and last the numbers of rows, the one that counts first or last; else a value."""
 Columns = Sequence[Sequence[Any]]
 """By column: the values of all rows."""
+EXACT = Context(prec=120, rounding=ROUND_HALF_UP)
+"""Decimals are computed in it: Python's own operators round to 28 digits, and Spark's decimals have up to 38."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def adder(slot: Slot) -> Callable[[Columns, int, Any], Any]:
         case "last":
             return lambda columns, row, held: (*held, row)[-size:]
         case "sum":
-            return lambda columns, row, held: _sum(held, columns[column][row])
+            return lambda columns, row, held: _with(held, columns[column][row])
     sign = 1 if slot.how == "max" else -1
 
     def extreme(columns: Columns, row: int, held: Any) -> Any:
@@ -83,7 +86,12 @@ def adder(slot: Slot) -> Callable[[Columns, int, Any], Any]:
     return extreme
 
 
-def _sum(held: Any, value: Any) -> Any:
+def total(one: Any, other: Any) -> Any:
+    """Return the sum of two numbers."""
+    return EXACT.add(one, other) if isinstance(one, Decimal) else one + other
+
+
+def _with(held: Any, value: Any) -> Any:
     if held is None or value is None:
         return value if held is None else held
-    return held + value
+    return total(held, value)

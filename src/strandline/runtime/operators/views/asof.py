@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.api.states import Value
-from strandline.core.times import within
+from strandline.core.times import END_US, computable, within
 from strandline.runtime.operators.views.bags import Bag, Numbers, RowType
 from strandline.runtime.operators.views.inputs import change_rows
 from strandline.runtime.operators.views.waiting import FlaggedRows, WaitingOperator
@@ -106,7 +106,8 @@ class AsOfJoining(WaitingOperator):
         parts = half.take(pa.array(present)).flatten()
         at = parts[width]
         is_timed = at.is_valid().to_numpy(zero_copy_only=False)
-        at = at.fill_null(_NEVER).to_numpy(zero_copy_only=False)
+        at = computable(at.fill_null(0).to_numpy(zero_copy_only=False))
+        at = np.where(is_timed, at, _NEVER)
         gone = np.zeros(len(at), bool)
         if len(parts) > width + 1:
             gone = parts[width + 1].fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
@@ -160,7 +161,7 @@ class AsOfJoining(WaitingOperator):
         self._put(_VERSIONS, keys, versions, changed)
 
 
-_NEVER = -(1 << 61)
+_NEVER = -END_US
 """In place of the time of a row that has none."""
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from strandline.api.states import Value
 from strandline.core.errors import UserCodeError
-from strandline.core.times import END_US, LAST_US, within
+from strandline.core.times import END_US, computable, within
 from strandline.format.keys import KeyCodec
 from strandline.runtime.operators.patterns.search import Match, Matching, Search
 from strandline.runtime.operators.views.bags import WEIGHT, RowType
@@ -23,11 +23,14 @@ from strandline.runtime.operators.views.top import Order, sortable
 from strandline.runtime.operators.views.waiting import FlaggedRows, WaitingOperator
 from strandline.runtime.state.columnar import BatchKeys, TimedRows
 from strandline.runtime.state.scope import Scope
+from strandline.runtime.state.timers import passed_us
 from strandline.types.columns import conform
 from strandline.types.datatypes import StructType
 
 _WAITING, _PASSED = "waiting", "passed"
 
+_END = passed_us(END_US)
+"""The time of timers that the last watermark alone fires: no row waits until then."""
 _ASCENDING = Order(0, is_descending=False, nulls_last=False)
 
 
@@ -72,7 +75,7 @@ class MatchRecognizing(WaitingOperator):
         if (changes := self._take()) is None:
             return
         keys, of_row, (_, *columns, times) = changes
-        at = times.fill_null(0).to_numpy(zero_copy_only=False)
+        at = computable(times.fill_null(0).to_numpy(zero_copy_only=False))
         is_kept = times.is_valid().to_numpy(zero_copy_only=False).astype(bool)
         if scope.watermark_us is not None:
             is_late = is_kept & (at < scope.watermark_us - self._lag_us)
@@ -164,12 +167,12 @@ class MatchRecognizing(WaitingOperator):
             due_us = now.at[now.flag][first] + within_us + self._lag_us - 1
             self._wake(keys, open_keys, due_us)
             return
-        # Without WITHIN, at the end of event time: no other watermark passes the last time.
+        # Without WITHIN, at the end of event time.
         were_open = np.unique(before.of_key[before.flag])
         newly_open = np.setdiff1d(open_keys, were_open)
-        self._wake(keys, newly_open, np.full(len(newly_open), LAST_US))
+        self._wake(keys, newly_open, np.full(len(newly_open), _END))
         for key in np.setdiff1d(were_open, open_keys).tolist():
-            self._ends.delete(keys.encoded[key], LAST_US)
+            self._ends.delete(keys.encoded[key], _END)
 
     def _output(self, rows: FlaggedRows, columns: Sequence[pa.Array], matches: Sequence[Match]) -> TimedRows:
         """Return matches as output rows: what each slot holds."""

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.backends.base import Backend
-from strandline.core.times import within
+from strandline.core.times import computable, within
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import StateInfo
 from strandline.format.schemas import Schemas
@@ -270,7 +270,7 @@ class NearJoining(EpochOperator):
             none = np.zeros(len(rows), np.int64)
             return Rows(of_row[present], none + scope.now_us, none.astype(bool), rows, none), rows.slice(0, 0)
         is_timed = parts[-1].is_valid().to_numpy(zero_copy_only=False)
-        at = parts[-1].fill_null(0).to_numpy(zero_copy_only=False)
+        at = computable(parts[-1].fill_null(0).to_numpy(zero_copy_only=False))
         counts = is_timed.copy()
         if scope.watermark_us is not None:
             counts &= at >= scope.watermark_us - self._near.lags_us[number]
