@@ -19,13 +19,12 @@ from strandline.backends.rocksdb import RocksDBBackend
 from strandline.backends.rockslive import LiveRecords
 from strandline.core.errors import UnavailableError
 
+from .test_rockslog import flip
+
 BUDGET = MemoryBudget(block_cache_bytes=2 * MIB, write_buffer_bytes=2 * MIB)
 
 
 LOGS = [Changelog(), Continuous(), None]
-"""Without a changelog, RocksDB deletes a log that an opening has flushed."""
-
-
 def opened(root: Path, log: Changelog | Continuous | None, resumed: int | None = None) -> RocksDBBackend:
     return RocksDBBackend(root / "db", ["a", "b"], memory=BUDGET, changelog=log, is_live=True, resumed=resumed)
 
@@ -50,6 +49,15 @@ def open_and_die(root: Path, log: Changelog | Continuous | None) -> None:
     """Be killed before anything is recorded of the opening."""
     LiveRecords.begin = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
     opened(root, log, 8)
+
+
+def write_and_die(root: Path, log: Changelog | Continuous | None, noted: int = 1) -> None:
+    """Be killed when only some versions are noted."""
+    backend = opened(root, log)
+    for version in (1, 2):
+        write(backend, version)
+        if version == noted:
+            backend.live.note = lambda *_: None  # type: ignore[method-assign]
 
 
 def snapshot(backend: RocksDBBackend, into: Path, version: int) -> None:
@@ -141,18 +149,42 @@ def test_a_process_that_is_killed_when_it_has_just_gone_on_leaves_the_state(
 
 
 @pytest.mark.parametrize("log", LOGS)
-def test_a_process_that_is_killed_as_it_goes_on_leaves_the_state_or_none(
+def test_a_process_that_is_killed_as_it_goes_on_leaves_the_state(
     tmp_path: Path, log: Changelog | Continuous | None
 ) -> None:
     killed(first, tmp_path, log)
     killed(open_and_die, tmp_path, log)
-    if log is None:
-        with pytest.raises(UnavailableError, match="is gone"):
-            opened(tmp_path, log, resumed=8)
+    backend = opened(tmp_path, log, resumed=8)
+    check(backend, 8)
+    backend.close()
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_a_process_that_is_killed_before_it_notes_a_version_leaves_none(
+    tmp_path: Path, log: Changelog | Continuous | None
+) -> None:
+    """RocksDB may have some of it."""
+    killed(write_and_die, tmp_path, log)
+    for version in (1, 2):
+        with pytest.raises(UnavailableError, match=rf"ends with entry 3001; the log ends with .* version {version} is"):
+            opened(tmp_path, log, resumed=version)
+
+
+@pytest.mark.parametrize("log", LOGS)
+@pytest.mark.parametrize("fault", ["gone", "cut", "flipped"])
+def test_a_log_that_lacks_entries_is_not_gone_on_with(
+    tmp_path: Path, log: Changelog | Continuous | None, fault: str
+) -> None:
+    killed(write_and_die, tmp_path, log, 2)
+    growing = max((tmp_path / "db-log").glob("*.growing"))
+    if fault == "gone":
+        growing.unlink()
+    elif fault == "cut":
+        os.truncate(growing, growing.stat().st_size - 10)
     else:
-        backend = opened(tmp_path, log, resumed=8)
-        check(backend, 8)
-        backend.close()
+        flip(growing, 100_000)
+    with pytest.raises(UnavailableError, match="the log ends with entry"):
+        opened(tmp_path, log, resumed=2)
 
 
 def test_a_process_that_is_killed_as_it_cleans_its_log_leaves_the_state(tmp_path: Path) -> None:
