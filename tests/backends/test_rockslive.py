@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from strandline.api.config import Changelog, Continuous
+from strandline.backends import rocksdb
 from strandline.backends.options import MIB, MemoryBudget
 from strandline.backends.rockscontinuous import ContinuousLog
 from strandline.backends.rocksdb import RocksDBBackend
@@ -25,6 +26,8 @@ BUDGET = MemoryBudget(block_cache_bytes=2 * MIB, write_buffer_bytes=2 * MIB)
 
 
 LOGS = [Changelog(), Continuous(), None]
+
+
 def opened(root: Path, log: Changelog | Continuous | None, resumed: int | None = None) -> RocksDBBackend:
     return RocksDBBackend(root / "db", ["a", "b"], memory=BUDGET, changelog=log, is_live=True, resumed=resumed)
 
@@ -123,7 +126,7 @@ def second(root: Path, log: Changelog | Continuous | None) -> None:
 def check(backend: RocksDBBackend, version: int) -> None:
     """Check that the state is that of a version."""
     assert {value for _, value in backend.scan("a")} == {b"%d" % version * 300}
-    assert [key for key, _ in backend.scan("b")] == [b"\0\0%d" % each for each in range(1, version + 1)]
+    assert {key for key, _ in backend.scan("b")} == {b"\0\0%d" % each for each in range(1, version + 1)}
 
 
 @pytest.mark.parametrize("log", LOGS)
@@ -201,4 +204,35 @@ def test_a_process_that_is_killed_as_it_cleans_its_log_leaves_the_state(tmp_path
     assert files & {path.name for path in (tmp_path / "chk-7").iterdir() if path.name.endswith(".log")}
     restored = RocksDBBackend(tmp_path / "chk-8", ["a", "b"], memory=BUDGET)
     check(restored, 8)
+    restored.close()
+
+
+def flush_and_die(root: Path, log: Changelog | Continuous | None) -> None:
+    rocksdb._UNFLUSHED_BYTES = MIB
+    backend = opened(root, log)
+    for version in range(1, 100):
+        write(backend, version)
+        assert backend.live is not None
+        if version % 5 == 0:
+            snapshot(backend, root / f"chk-{version}", version)
+        if version == 98:
+            (root / "first_log").write_text(str(backend.live.first_log))
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_only_what_the_database_may_lack_is_repeated(tmp_path: Path, log: Changelog | Continuous | None) -> None:
+    killed(flush_and_die, tmp_path, log)
+    first_log = int((tmp_path / "first_log").read_text())
+    parts = [path for path in (tmp_path / "db-log").iterdir() if path.is_file()]
+    needed = [path for path in parts if int(path.name[:6]) >= first_log]
+    assert sum(path.stat().st_size for path in needed) < 20 * MIB
+    for path in {*parts} - {*needed}:
+        path.unlink()
+    backend = opened(tmp_path, log, resumed=99)
+    check(backend, 99)
+    write(backend, 100)
+    snapshot(backend, tmp_path / "chk-last", 100)
+    backend.close()
+    restored = RocksDBBackend(tmp_path / "chk-last", ["a", "b"], memory=BUDGET)
+    check(restored, 100)
     restored.close()
