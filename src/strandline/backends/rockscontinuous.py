@@ -133,11 +133,11 @@ class ContinuousLog(RocksDBLog):
 
     def append(self, changes: Changes, into: Path) -> list[LocalFile]:
         with self._translating:
-            if (base := self._usable_base) is not None and not self._is_checked:
+            if self.base is not None and not self._is_checked:
                 self._logs.cut()
-                self._check(base)
-            if (base := self._usable_base) is not None and not base.files:
-                self._begin_empty(base)
+                self._check(self.base)
+            if self.base is not None and not self.base.files:
+                self._begin_empty(self.base)
         before = self.size_bytes
         files = super().append(changes, into)
         changed = max(0, self.size_bytes - before - self._rewritten_bytes)
@@ -145,9 +145,9 @@ class ContinuousLog(RocksDBLog):
         self._budget_bytes = max(int(self._limits.budget * changed), _LEAST_BUDGET_BYTES)
         return files
 
-    def begin_at(self, base: Base) -> None:
+    def _begin_at(self, base: Base) -> None:
         self._end_cleaning()
-        super().begin_at(base)
+        super()._begin_at(base)
 
     def clean(self) -> bool:
         """Write entries again that only the oldest log has, within the budget, while the log is too long."""
@@ -169,12 +169,11 @@ class ContinuousLog(RocksDBLog):
                     return True
                 if self._oldest is None and not self._begin_cleaning():
                     break
-                if not self._clean_some(min(self._budget_bytes, _READ_BYTES)):
+                if not self._clean_some(min(self._budget_bytes, _READ_BYTES)) and self.base:
                     self._drop_oldest()
             if self.base and self.base.size_bytes + self.size_bytes > _HOPELESS * self._limits.longest_log(raw_bytes):
                 # Much was written again and again with the same value, which the log cannot tell from what counts.
-                self.base = None
-                self._note()
+                self._drop_base()
         return False
 
     def _clean_some(self, wanted_bytes: int) -> bool:
@@ -230,9 +229,8 @@ class ContinuousLog(RocksDBLog):
 
     def _drop_base(self) -> None:
         self._end_cleaning()
-        self.base = None
-        self._note()
         self._names.clear()
+        super()._drop_base()
 
     def _forget(self) -> None:
         self._logs.logs.clear()
@@ -296,11 +294,10 @@ class ContinuousLog(RocksDBLog):
             path = empty_database(into, self._cleanable.families, before.first_log)
         except CorruptionError as error:
             log.warning("%s", error)
-            self.base = None
-            self._note()
+            self._drop_base()
             return
         path = path.rename(path.with_name(self._files.manifest_name(path.name)))
-        self.begin_at(replace(before, directory=into, files=[file_at(path)]))
+        self._begin_at(replace(before, directory=into, files=[file_at(path)]))
 
     def _begin_cleaning(self) -> bool:
         """Begin with the oldest log, or a base with files before all logs. Return whether there is one."""
@@ -391,8 +388,7 @@ class ContinuousLog(RocksDBLog):
 
     def _note(self) -> None:
         if self._records is not None:
-            base = self._usable_base
-            kept = None
+            base, kept = self.base, None
             if base is not None:
                 name = base.directory.name if self._has_tables else ""
                 kept = Kept(name, base.first_log, base.sequence)

@@ -334,9 +334,9 @@ class RocksDBBackend:
                     self._waiting.add(state, batch)
                 else:
                     self._write_batch(state, batch)
+                if self._waiting.size_bytes > self._memory.write_buffer_bytes * _WAITING_SHARE:
+                    self._catch_up()
                 time.sleep(0)
-            if self._waiting.size_bytes > self._memory.write_buffer_bytes * _WAITING_SHARE:
-                self._catch_up()
 
     def _log(self, state: str, batch: list[Entry]) -> None:
         assert self._logs is not None

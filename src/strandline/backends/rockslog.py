@@ -37,13 +37,11 @@ class RocksDBLog(ABC):
         self._database = database
         self._live = directory
         self._logs = logs
-        self._pruned = 0
-        """The number of the newest entry when logs were deleted that no snapshot has: no older base can be used."""
         self._translating = ErrorTranslation(directory)
         self.base: Base | None = None
         """The base of snapshots, before the first one None."""
         self._following: Base | None = None
-        """The newest base, if snapshots do not begin with it yet."""
+        """The newest base, if snapshots do not begin with it yet, and the log since then is there."""
         self._bases = 0
         self.size_bytes = 0
         """The size of the log since the base, as of the last snapshot. Any thread may read it."""
@@ -76,17 +74,7 @@ class RocksDBLog(ABC):
     @property
     def first_log(self) -> int | None:
         """The oldest log that a later snapshot may have; None if they begin with another base."""
-        return min(
-            (base.first_log for base in (self._usable_base, self._usable(self._following)) if base), default=None
-        )
-
-    @property
-    def _usable_base(self) -> Base | None:
-        return self._usable(self.base)
-
-    def _usable(self, base: Base | None) -> Base | None:
-        """Return the base, unless logs since then are gone."""
-        return None if base is None or base.sequence < self._pruned else base
+        return min((base.first_log for base in (self.base, self._following) if base is not None), default=None)
 
     def append(self, changes: Changes, into: Path) -> list[LocalFile]:
         """Apply the last entries, and write a snapshot into `into`: the base, and the log since. All files are links.
@@ -95,7 +83,7 @@ class RocksDBLog(ABC):
         """
         self._database.write(changes)
         with self._translating:
-            base = self._usable_base
+            base = self.base
             if base is None:
                 base = self.rebase()
                 self.begin_at(base)
@@ -121,24 +109,30 @@ class RocksDBLog(ABC):
 
     def begin_at(self, base: Base) -> None:
         """Begin later snapshots with a new base; drop the old one. The log before it goes with the next write."""
-        self._following = None
-        if base.sequence < self._pruned:
-            # Logs since then are gone: the next snapshot makes a base.
+        if base is self._following:
+            self._begin_at(base)
+        else:
+            # The log since then is gone: the next snapshot makes a base.
             shutil.rmtree(base.directory, ignore_errors=True)
-            return
-        self.base = base
+
+    def _begin_at(self, base: Base) -> None:
+        self.base, self._following = base, None
         self._note()
         for directory in self._logs.directory.glob("base-*"):
             # Also of one that was never used: its links keep files on the disk.
             if directory != base.directory:
                 shutil.rmtree(directory, ignore_errors=True)
 
+    def _drop_base(self) -> None:
+        """Have the next snapshot make a new base: the log goes."""
+        self.base = self._following = None
+        self._note()
+
     def prune(self) -> None:
         """Have the next snapshot make a new base if the log is too long: there were none for a long time."""
-        base = self._usable_base or self._usable(self._following)
+        base = self.base or self._following
         if base is not None and self._logs.size_bytes(base.first_log) > self._too_long(base):
-            self._pruned = self._logs.sequence
-            self._note()
+            self._drop_base()
 
 
 class BasedLog(RocksDBLog):

@@ -40,7 +40,9 @@ class Waiting:
     @property
     def size_bytes(self) -> int:
         """About the memory they take."""
-        return int(sum(len(of) * (_ENTRY_BYTES + self._entry_bytes[state]) for state, of in self._by_state.items()))
+        # A list of a dict is made at once, whatever another thread does.
+        states = [*self._by_state.items()]
+        return int(sum(len(of) * (_ENTRY_BYTES + self._entry_bytes[state]) for state, of in states))
 
     @property
     def states(self) -> list[str]:
@@ -77,7 +79,6 @@ class Waiting:
         scans = self._scans[state] = self._scans.get(state, 0) + 1
         if scans == _SCANS:
             self._direct.add(state)
-        # A list of a dict is made at once, whatever another thread does.
         return sorted(entry for entry in [*changes.items()] if entry[0] >= first and entry[0].startswith(prefix))
 
 
