@@ -163,6 +163,10 @@ class Kafka:
         admin = self.admin()
         for made in admin.create_topics([NewTopic(topic, partitions, 1, config=settings)]).values():
             made.result(30)
+        # The broker learns of it from the controller.
+        until = time.monotonic() + 30
+        while admin.list_topics(topic, 30).topics[topic].error is not None:
+            assert time.monotonic() < until, f"the broker does not know topic {topic}"
         return topic
 
     def put(self, topic: str, rows: Sequence[tuple[str | None, str | None]], partition: int = -1) -> None:

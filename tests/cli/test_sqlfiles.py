@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import pty
 import select
+import shutil
 import sqlite3
 import subprocess
 import sys
+from collections import defaultdict
+from csv import DictReader
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Command, Outcome, environment
+from tests.cli.conftest import ROOT, Command, Outcome, environment
 from tests.spark.harness import keepers
+from tests.spark.pipeline import read_json
 
 SINK = "CREATE SINK out USING console;\n"
 
@@ -31,6 +36,56 @@ def shell(text: str, *args: object, cwd: Path, **env: str) -> Outcome:
         command, input=text, capture_output=True, text=True, cwd=cwd, env=environment(MASTER="local[2]", **env), timeout=240
     )  # fmt: skip
     return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def dips(ticks: list[dict[str, str]]) -> list[tuple[str, float, float, float, int]]:
+    """Return what examples/price_dips finds: at least three prices that fall, and one that rises, within an hour."""
+    found, by_symbol = [], defaultdict(list)
+    for tick in sorted(ticks, key=lambda tick: tick["at"]):
+        by_symbol[tick["symbol"]].append((float(tick["price"]), dt.datetime.fromisoformat(tick["at"])))
+    for symbol, rows in by_symbol.items():
+        start = 0
+        while start < len(rows):
+            end = start + 1
+            while end < len(rows) and rows[end][0] < rows[end - 1][0]:
+                end += 1
+            is_dip = end - start >= 3 and end < len(rows) and rows[end][0] > rows[end - 1][0]
+            if is_dip and rows[end][1] - rows[start][1] < dt.timedelta(hours=1):
+                found.append((symbol, rows[start][0], rows[end - 1][0], rows[end][0], end - start))
+                start = end
+            start += 1
+    return sorted(found)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.long
+def test_the_example_with_patterns_runs_and_is_previewed(tmp_path: Path, local_dir: Path) -> None:
+    home = tmp_path / "price_dips"
+    shutil.copytree(ROOT / "examples" / "price_dips", home, ignore=shutil.ignore_patterns("checkpoints", "dips"))
+    program = home / "price_dips.sql"
+    write(program, program.read_text() + f"SET parallelism = 2; SET local_dir = '{local_dir}';\n")
+    command = [sys.executable, "-m", "strandline.cli.main", "run", "-q", "price_dips.sql"]
+    done = subprocess.run(
+        command, cwd=home, env=environment(MASTER="local[2]"), capture_output=True, text=True, timeout=240
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    with (home / "ticks" / "ticks.csv").open() as file:
+        expected = dips([*DictReader(file)])
+    assert len(expected) > 3
+    columns = ("symbol", "top", "bottom", "price", "falling")
+    assert sorted(tuple(row[name] for name in columns) for row in read_json(home / "dips")) == expected
+    assert keepers(local_dir) == {}
+    found = shell("SELECT symbol, falling FROM dips ORDER BY symbol, at; SELECT 1 AS one", "price_dips.sql", cwd=home)
+    assert found.code == 0, found.stderr
+    words = [line.split() for line in found.stdout.splitlines()]
+    assert sorted((row[0], int(row[1])) for row in words if len(row) == 2 and row[1].isdigit()) == sorted(
+        (row[0], row[-1]) for row in expected
+    )
+    said = found.stderr.splitlines()
+    assert said[0] == f"{len(expected)} rows"
+    assert said[1].startswith("matches are those of the rows that were read: ")
+    assert said[2:] == ["1 row"]
 
 
 @pytest.mark.spark

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,6 +32,19 @@ def test_delays_grow_are_bounded_and_end(faulty: FaultyStore) -> None:
     assert len(delays) == 7
     for delay, full in zip(delays, [1, 2, 4, 5, 5, 5, 5], strict=True):
         assert full / 2 <= delay <= full
+
+
+def test_a_deletion_that_takes_long_is_not_tried_again(faulty: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a client that waits for a broker that is away."""
+    clock = itertools.count(step=2)
+    monkeypatch.setattr("strandline.storage.retrying.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    faulty.script = [("delete", "k", BEFORE)] * 5 + [("get", "k", BEFORE)] * 5
+    with pytest.raises(UnavailableError):
+        retrying(faulty, attempts=5).delete(["k"])
+    assert len(faulty.calls) == 3
+    with pytest.raises(UnavailableError):
+        retrying(faulty, attempts=5).get("k")
+    assert len(faulty.calls) == 3 + 5
 
 
 def test_a_lost_answer_to_create_is_a_success(faulty: FaultyStore) -> None:

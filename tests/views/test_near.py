@@ -16,8 +16,9 @@ from strandline.core.times import END_US
 from strandline.runtime.operators.views.bags import WEIGHT
 from strandline.runtime.operators.views.near import Near, NearJoining
 from strandline.types.datatypes import parse_schema
+from tests.runtime.looking import find, first
 from tests.soak import BACKENDS, examples
-from tests.views.operators import KEY_TYPES, Bag, Life, Operator, cut, exact
+from tests.views.operators import KEY, KEY_TYPES, Bag, Life, Operator, cut, exact
 
 HOWS = ("inner", "left", "right", "full", "semi", "anti", "existence")
 LEFTS, RIGHTS = "n bigint, s string", "m bigint, y double"
@@ -146,3 +147,42 @@ def test_rows_are_in_state_for_as_long_as_partners_can_come(tmp_path: Path) -> N
             assert bool(bench.left()) == is_there
     bench.close()
     assert WEIGHT in bench.program.output_schema
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_look_ups_have_the_rows_that_can_have_partners(kind: str, tmp_path: Path) -> None:
+    """By the bucket of their times: in memory, written, after an epoch that was given up, and until they are dropped."""
+    key_type, near = "struct<k0: bigint>", Near(-3, 4)
+    bench = near_joining("left", near, True, key_type, kind, tmp_path)
+
+    def found(side: str, key: Any) -> dict[int, list[tuple[Any, ...]]]:
+        looked_up = find(bench, side, key, key_schema=f"`{KEY}` {key_type}")
+        return {
+            bucket: sorted((each["at"], each["matched"], *each["row"]) for each in rows)
+            for bucket, rows in looked_up.value.items()
+        }
+
+    bench.watermark_us = 0
+    assert near.width_us == 8
+    bench.epoch_of([[((1, "a", 5), None, (7,)), ((2, "b", 17), None, (7,)), ((3, "c", 5), None, (8,))]])
+    bench.epoch_of([[(None, (1, 0.5, 2), (7,))]])
+    lefts = {0: [(5, True, 1, "a")], 2: [(17, False, 2, "b")]}
+    for step in ("memory", "given up", "written"):
+        if step == "given up":
+            bench.epoch_of([[((9, "x", 6), None, (7,)), (None, (9, 9.5, 17), (7,))]], abort=True)
+        elif step == "written":
+            bench.write(bench.freeze())
+            bench.keep_nothing_in_memory(True)
+            bench.epoch_of([])
+        assert found("left", (7,)) == lefts, step
+        assert found("right", (7,)) == {0: [(2, False, 1, 0.5)]}, step
+        assert found("left", (8,)) == {0: [(5, False, 3, "c")]}, step
+        assert not found("right", (8,)), step
+    listed = first(bench, "left", 10, key_schema=f"`{KEY}` {key_type}")
+    assert sorted(listed.keys) == [((7,),), ((8,),)]
+    bench.watermark_us = 16
+    bench.epoch_of([])
+    assert found("left", (7,)) == {2: lefts[2]}
+    assert not found("left", (8,))
+    assert not found("right", (7,))
+    bench.close()

@@ -329,7 +329,8 @@ class Shell:
         if self._preview is None:
             self._built()
             self._preview = Preview(self._program, self._spark)
-        columns, rows = self._preview.rows(query, script, ROWS + 1)
+        answer = self._preview.answer(query, script, ROWS + 1)
+        columns, rows = answer.columns, answer.rows
         numbers = [
             name for at, name in enumerate(columns)
             if all(isinstance(row[at], int | float) or row[at] is None for row in rows)
@@ -342,6 +343,8 @@ class Shell:
             say(f"the first {ROWS} rows; write LIMIT or WHERE to see others")
         else:
             say(f"{len(rows)} row{'s' if len(rows) != 1 else ''}")
+        if answer.has_matches:
+            say("matches are those of the rows that were read: a job gives one when no row that may come can change it")
 
     def _sinks(self) -> Any:
         from strandline.spark.sqlfile.build import make_sinks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -15,6 +16,8 @@ from strandline.storage.base import ObjectInfo, ObjectStore
 T = TypeVar("T")
 
 _LONGEST_DELAY_S = 5.0
+_DELETION_S = 5.0
+"""A deletion that takes longer is not tried again: a checkpoint waits, and the next one deletes what is left."""
 
 
 @dataclass
@@ -76,7 +79,7 @@ class RetryingStore:
 
     def delete(self, paths: Iterable[str]) -> None:
         wanted = [*paths]
-        self._retry(lambda: self._store.delete(wanted))
+        self._retry(lambda: self._store.delete(wanted), within_s=_DELETION_S)
 
     def _holds(self, path: str, data: bytes) -> bool:
         try:
@@ -84,12 +87,14 @@ class RetryingStore:
         except NotFoundError:
             return False
 
-    def _retry(self, operation: Callable[[], T]) -> T:
-        delay_s = self.first_delay_s
+    def _retry(self, operation: Callable[[], T], within_s: float = math.inf) -> T:
+        delay_s, until = self.first_delay_s, time.monotonic() + within_s
         for _ in range(self.attempts - 1):
             try:
                 return operation()
             except UnavailableError:
+                if time.monotonic() > until:
+                    raise
                 self.sleep(delay_s * self.rng.uniform(0.5, 1.0))
                 delay_s = min(delay_s * 2, _LONGEST_DELAY_S)
         return operation()

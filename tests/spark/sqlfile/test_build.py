@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import sqlite3
@@ -78,8 +79,8 @@ class Place:
         script = self.script(query)
         (statement,) = parse(script)
         assert isinstance(statement, Select)
-        _, rows = Preview(self.program(text), self.spark).rows(statement.query, script, 100)
-        return [tuple(row) for row in rows]
+        answer = Preview(self.program(text), self.spark).answer(statement.query, script, 100)
+        return [tuple(row) for row in answer.rows]
 
 
 @pytest.fixture
@@ -143,6 +144,112 @@ def test_a_preview_has_the_newest_version_of_each_row(place: Place) -> None:
     assert place.preview(items.replace(", order_by 'v', deleted 'gone'", ""), "SELECT id, name FROM items ORDER BY id") == [
         (1, "x"), (2, "b"),
     ]  # fmt: skip
+
+
+RISES = """
+CREATE VIEW rises AS SELECT * FROM orders MATCH_RECOGNIZE (
+  PARTITION BY shop ORDER BY at
+  MEASURES A.id AS first, LAST(B.id) AS last, LAST(B.at) - A.at AS took, sum(B.amount) AS more, count(*) AS n
+  PATTERN (A B+) DEFINE B AS B.amount > PREV(B.amount));
+"""
+
+
+def rises(orders: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Return what RISES finds in orders, whose numbers are the seconds of their times."""
+    found = []
+    for shop in sorted({order["shop"] for order in orders}):
+        rows = sorted((order for order in orders if order["shop"] == shop), key=lambda order: order["id"])
+        start = 0
+        for end in range(1, len(rows) + 1):
+            if end == len(rows) or rows[end]["amount"] <= rows[end - 1]["amount"]:
+                if end - start >= 2:
+                    first, *more = rows[start:end]
+                    took = dt.timedelta(seconds=more[-1]["id"] - first["id"])
+                    total = sum(order["amount"] for order in more)
+                    found.append((shop, first["id"], more[-1]["id"], took, total, end - start))
+                start = end
+    return found
+
+
+def test_a_preview_has_matches(place: Place) -> None:
+    """What is open at the last row is decided: a preview has no more rows."""
+    expected = rises(place.orders)
+    assert any(row[2] >= 36 for row in expected)
+    assert place.preview(RISES, "SELECT * FROM rises ORDER BY shop, first") == expected
+    totals = "SELECT city, count(*) AS n FROM rises JOIN shops USING (shop) WHERE more > 5 GROUP BY city ORDER BY city"
+    oslo, riga = (sum(row[0] in shops and row[4] > 5 for row in expected) for shops in (("s0", "s2"), ("s1",)))
+    assert place.preview(RISES, totals) == [(city, n) for city, n in (("Oslo", oslo), ("Riga", riga)) if n]
+    large = "SELECT * FROM orders MATCH_RECOGNIZE (ORDER BY at MEASURES A.id AS id PATTERN (A) DEFINE A AS A.id > 20)"
+    both = f"SELECT r.shop, r.first FROM rises r JOIN ({large}) m ON r.first = m.id ORDER BY ALL"
+    assert place.preview(RISES, both) == [row[:2] for row in expected if row[1] > 20]
+    # In a query, of a query, with others before it; and of matches.
+    text = (
+        "WITH large AS (SELECT *, id % 2 = 0 AS even, shop AS `a.b` FROM orders WHERE amount > 1),\n"
+        "pairs AS (SELECT * FROM (SELECT id, id AS again, amount, even, `a.b`, at FROM large) MATCH_RECOGNIZE (PARTITION BY even, `a.b` ORDER BY at, id DESC "
+        "MEASURES A.id AS a, B.id AS b, B.at AS at PATTERN (A B) WITHIN INTERVAL '1' MINUTE DEFINE B AS B.amount < A.amount))\n"
+        "SELECT a, d FROM pairs MATCH_RECOGNIZE (ORDER BY at, a MEASURES FIRST(X.a) AS a, X.b AS d PATTERN (X X)) AS m LIMIT 20"
+    )
+    found = place.preview("", text)
+    assert 1 < len(found) < 20
+    assert all(a < d for a, d in found)
+    assert place.preview("", text.replace("FROM orders WHERE amount > 1", "FROM orders WHERE amount > 100")) == []
+
+
+def test_a_job_gives_the_matches_of_a_preview(place: Place) -> None:
+    place.run(
+        "SET drain = TRUE;"
+        + RISES
+        + "CREATE SINK out USING files OPTIONS (path '@/out', format 'json'); INSERT INTO out SELECT shop, first, last, more, n FROM rises;"
+    )
+    rows = [
+        tuple(row[name] for name in ("shop", "first", "last", "more", "n"))
+        for row in read_json(place.directory / "out")
+    ]
+    assert sorted(rows) == place.preview(RISES, "SELECT shop, first, last, more, n FROM rises ORDER BY shop, first")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.long
+def test_a_view_with_a_uid_goes_on_where_it_means_something_else(place: Place) -> None:
+    """The uid of OPTIONS is that of the view's operator: rows that wait for the watermark are those of before."""
+    named = RISES.replace("rises AS", "rises OPTIONS (uid 'rises') AS")
+    out = (
+        "CREATE SINK out USING files OPTIONS (path '@/out', format 'json');"
+        "INSERT INTO out SELECT shop, first, last, more, n FROM rises;"
+    )
+    place.run(named + out)
+    more = [
+        {"id": id_, "shop": f"s{id_ % 4}", "amount": id_ % 7, "at": f"2026-01-01T00:00:{id_:02}Z"}
+        for id_ in range(40, 60)
+    ]
+    place.write("in/1.json", more, 1_790_000_001)
+    changed = "FROM (SELECT * FROM orders WHERE id <> 46)"
+    with pytest.raises(StrandlineError, match="no operator with uid 'rises', which has state"):
+        place.run(RISES.replace("FROM orders", changed) + out)
+    place.run("SET drain = TRUE;" + named.replace("FROM orders", changed) + out)
+    found = [
+        tuple(row[name] for name in ("shop", "first", "last", "more", "n"))
+        for row in read_json(place.directory / "out")
+    ]
+    expected = [(*row[:3], *row[4:]) for row in rises([order for order in place.orders + more if order["id"] != 46])]
+    assert sorted(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("query", "message", "line"),
+    [
+        ("SELECT id\nFROM orders MATCH_RECOGNIZE (ORDER BY id MEASURES A.id AS id PATTERN (A B))", "ORDER BY id, which has no watermark", 2),
+        ("SELECT *\nFROM (SELECT *, TIMESTAMP '2026-01-01 00:00:00' AS later FROM orders) MATCH_RECOGNIZE (ORDER BY later PATTERN (A B))", "which has no watermark", 2),
+        ("SELECT * FROM shops\nMATCH_RECOGNIZE (ORDER BY city PATTERN (A B))", "MATCH_RECOGNIZE is of rows of a stream with a watermark: tables alone", 2),
+        ("SELECT * FROM (SELECT shop, max(at) AS at FROM orders GROUP BY shop)\n\nMATCH_RECOGNIZE (ORDER BY at PATTERN (A B))", "those of its table change", 3),
+        ("SELECT idd FROM orders MATCH_RECOGNIZE\n(ORDER BY at MEASURES A.nothing AS x PATTERN (A B))", "nothing", 2),
+        ("SELECT *,\n  idd FROM orders MATCH_RECOGNIZE (ORDER BY at MEASURES A.id AS x PATTERN (A B))", "idd", 2),
+    ],
+)  # fmt: skip
+def test_a_preview_refuses_matches_that_a_job_refuses(place: Place, query: str, message: str, line: int) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        place.preview("", query)
+    assert caught.value.message.startswith(f"totals.sql, line {line}, column ")
 
 
 @pytest.mark.timeout(300)

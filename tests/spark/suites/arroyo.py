@@ -142,7 +142,7 @@ def _table(columns: str, options: dict[str, str]) -> _Table:
 
 
 def _spark(query: str, time: str) -> str:
-    """Return a query in which windows name their column, with Spark's names of types and of UNNEST."""
+    """Return a query in which windows name their column, with Spark's names of types."""
 
     def window(found: re.Match[str]) -> str:
         first, second = (f"{found[at]} {found[at + 1] or found[at + 2]}" for at in (2, 5))
@@ -156,8 +156,7 @@ def _spark(query: str, time: str) -> str:
     # A window without a name has another one in Arroyo than `window`.
     query = re.sub(rf"(select\s+{_WINDOW.pattern})(\s*,)", lambda found: f"{found[1]} AS unnamed{found[found.re.groups]}", query, flags=re.I)  # fmt: skip
     query = _WINDOW.sub(window, query)
-    query = re.sub(r"\bas\s+(bigint\s+unsigned|text)\s*\)", lambda found: f"AS {_TYPES[' '.join(found[1].upper().split())]})", query, flags=re.I)  # fmt: skip
-    return re.sub(r"(select\s+)unnest\(", r"\1explode(", query, flags=re.I)
+    return re.sub(r"\bas\s+bigint\s+unsigned\s*\)", "AS bigint)", query, flags=re.I)
 
 
 def _epochs(table: _Table) -> list[list[Row]]:

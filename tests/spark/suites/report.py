@@ -35,13 +35,13 @@ _WHERE = {
     "RisingWave": f"`e2e_test/streaming` and `e2e_test/over_window/templates` of {REPOSITORIES['risingwave'].url}. What is below was run on a copy of "
     "some files, without comments, types that DuckDB lacks, and some of their statements and checks; a case is a materialized view, an epoch a statement that changes a table.",
     "Arroyo": f"The golden queries of `crates/arroyo-sql-testing` of {REPOSITORIES['arroyo'].url}: a case is a query, named after its file of rows, which is cut into four epochs. "
-    "What is below was run on a copy of all queries, and of the files of rows that are listed. Windows of Arroyo have no column, `tumble(interval '1 hour')`: the reader writes `window(timestamp, '1 hour')`, "
-    "`session_window(…)`, and `explode(…)` for `SELECT unnest(…)`.",
+    "What is below was run on a copy of all queries, and of the files of rows that are listed. Windows of Arroyo have no column, `tumble(interval '1 hour')`: the reader writes `window(timestamp, '1 hour')` "
+    "or `session_window(…)`, and `bigint` for `bigint unsigned`.",
 }
 _WHY = (
     (r"time of processing|proc_?time|PROCTIME", "the time of processing: a restart would have another"),
     (r"SYSTEM_TIME AS OF", "FOR SYSTEM_TIME AS OF a column: ASOF JOIN has it for event time, and a plain join without it for the newest rows"),
-    (r"MATCH_RECOGNIZE", "MATCH_RECOGNIZE"), (r"present time|current_timestamp", "the present time"),
+    (r"present time|current_timestamp", "the present time"),
     (r"given no stream", "no stream is read: nothing changes"), (r"greater than a month", "windows of months"),
     (r"`timestamp` cannot be resolved", "windows of results whose time is no column"),
     (r"lower bound of a window frame", "window frames that end before they begin"),

@@ -56,6 +56,10 @@ SPELLINGS = {
     "SELECT id, window(rowtime, '1 hour', '10 minutes').end FROM sensors",
     f"SELECT window(rowtime, {HOUR}) AS w, count(*) AS n FROM sensors GROUP BY window(rowtime, INTERVAL '60' MINUTES)":
     "SELECT window(rowtime, '1 hour'), count(*) FROM sensors GROUP BY window(rowtime, '1 hour')",
+    "SELECT id, unnest(CASE id % 3 WHEN 1 THEN NULL WHEN 2 THEN array() ELSE array(room, temperature::TEXT) END) AS part, "
+    "CAST(rowtime AS TEXT) AS at FROM sensors":
+    "SELECT id, explode(CASE id % 3 WHEN 1 THEN NULL WHEN 2 THEN array() ELSE array(room, temperature::STRING) END), "
+    "CAST(rowtime AS STRING) FROM sensors",
     "SELECT DISTINCT ON (room) * FROM sensors ORDER BY room, rowtime DESC":
     "SELECT id, room, temperature, rowtime FROM (SELECT *, max(rowtime) OVER (PARTITION BY room) AS m FROM sensors) "
     "WHERE rowtime = m",

@@ -115,6 +115,11 @@ class Build:
         relation = self.relation(name)
         return list(relation.schema.fields)
 
+    def inputs(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return those of some relations whose rows change or come: all but tables."""
+        relations = {name: self.relation(name) for name in names}
+        return {name: rows for name, rows in relations.items() if not isinstance(rows, DataFrame)}
+
     def output(self, insert: Insert, script: Script, sink: Sink) -> Output:
         """Return what an INSERT statement sends into a sink."""
         relation = self._named(insert.query, script)
@@ -148,8 +153,7 @@ class Build:
         self, query: Query, script: Script, name: str, reads: Sequence[str], uid: str = ""
     ) -> View | DataFrame:
         """Return the result of a query: without a stream among what it reads, rows that do not change."""
-        relations = {each: self.relation(each) for each in reads}
-        inputs: dict[str, Any] = {each: rows for each, rows in relations.items() if not isinstance(rows, DataFrame)}
+        inputs = self.inputs(reads)
         with located(self._program, script, query.at, query):
             if inputs:
                 return view_of(query.sql, name, query.emit, inputs, uid=uid, state_ttl=self._program.state_ttl)

@@ -34,8 +34,8 @@ def rewritten(text: str, columns: Iterable[str] = ()) -> Rewriting:
     matches = matches_in(text, columns)
     for clause in matches.clauses:
         raise matches.refused(
-            "MATCH_RECOGNIZE is of rows of a stream with a watermark, in a job: a preview, and a view of tables alone, "
-            "have none", clause.at, "create a view of a stream: EXPLAIN shows it, and the job runs it",
+            "MATCH_RECOGNIZE is of rows of a stream with a watermark: tables alone have none", clause.at,
+            "read a stream that has one",
         )  # fmt: skip
     return matches.outer
 

@@ -6,6 +6,7 @@ from strandline.spark.views.rewriting import Edits, Piece
 from strandline.spark.views.structure import Query
 
 _CASTS = ("CAST", "TRY_CAST")
+_TEXTS = ("VARCHAR", "TEXT")
 _LISTS = ("STRING_AGG", "LISTAGG")
 _VALUES = ("FIRST_VALUE", "LAST_VALUE", "NTH_VALUE", "LAG", "LEAD")
 _NOT_LATERAL = ("RIGHT", "FULL")
@@ -15,16 +16,17 @@ def respell(query: Query, edits: Edits) -> None:
     """Rewrite all of them."""
     _texts(query, edits)
     _laterals(query, edits)
+    _unnests(query, edits)
     _orders(query, edits)
     _nulls(query, edits)
 
 
 def _texts(query: Query, edits: Edits) -> None:
-    """CAST(id AS VARCHAR), id::VARCHAR: without a length, Spark's type is STRING."""
+    """CAST(id AS VARCHAR), id::TEXT: without a length, Spark's type is STRING."""
     closed = {query.closing[call + 1] for call in query.calls(_CASTS)}
     for at, token in enumerate(query.tokens):
         in_cast = query.word(at - 1) == "AS" and at + 1 in closed
-        if token.word == "VARCHAR" and query.text_of(at + 1) != "(" and (in_cast or query.text_of(at - 1) == "::"):
+        if token.word in _TEXTS and query.text_of(at + 1) != "(" and (in_cast or query.text_of(at - 1) == "::"):
             edits.replace(token.start, token.end, Piece("STRING", token.start))
 
 
@@ -39,6 +41,13 @@ def _laterals(query: Query, edits: Edits) -> None:
         if names and (is_joined or (query.text_of(join) == "," and query.sites[at].clause == "FROM")):
             start = query.tokens[at].start
             edits.replace(start, start, Piece("LATERAL ", start))
+
+
+def _unnests(query: Query, edits: Edits) -> None:
+    """SELECT unnest(tags): in Spark it stands in FROM alone, and the function of rows is explode()."""
+    for at in query.calls(("UNNEST",)):
+        if query.sites[at].clause == "SELECT":
+            edits.replace(query.tokens[at].start, query.tokens[at].end, Piece("explode", query.tokens[at].start))
 
 
 def _orders(query: Query, edits: Edits) -> None:

@@ -270,6 +270,25 @@ def view_of(
     state_ttl: Duration | Mapping[str, Duration] | None = None,
 ) -> View:
     """Return the view of `sql()`, with a name for messages."""
+    with suppress_error_logs():
+        reading, rewriting = _reading(query, emit, tables, state_ttl)
+        df, relation = reading.planned(rewriting, uid)
+    return View(query, relation, df.schema, reading.operators.catalyst, name, rewriting.text, tables)
+
+
+def check_matches(query: str, emit: Literal["final", "changes"], tables: Mapping[str, Stream | Table | View]) -> None:
+    """Raise ConfigurationError if a job cannot have a MATCH_RECOGNIZE of a query; what is around it is not checked."""
+    with suppress_error_logs():
+        _reading(query, emit, tables)
+
+
+def _reading(
+    query: str,
+    emit: Literal["final", "changes"],
+    tables: Mapping[str, Stream | Table | View],
+    state_ttl: Duration | Mapping[str, Duration] | None = None,
+) -> tuple[_Reading, Rewriting]:
+    """Return what reads the parts of a query, and the query around its MATCH_RECOGNIZE, which are planned."""
     if not isinstance(query, str) or not query.strip():
         raise ConfigurationError(
             f"sql() was given {query!r:.100}, expected the text of a query", hint='write sql("SELECT …", orders=orders)'
@@ -295,21 +314,18 @@ def view_of(
     session.conf.set(asof.ENABLED, "true")
     operators = Operators(Catalyst(session), Meanings(Catalyst(session), {}), source, emit == "final")
     reading = _Reading(query, operators, {}, ttls, ttl_ms, tables)
-    with suppress_error_logs():
-        for its_name, table in tables.items():
-            reading.leaves[_register(session, its_name, table.schema)] = partial(_leaf, operators, its_name, table)
-            if isinstance(table, Table) and its_name in times:
-                versions = _register(session, f"{VERSIONS}{its_name}", table.schema)
-                reading.leaves[versions] = partial(table.versions, operators, its_name)
-        for clause in matches.clauses:
-            df, rows = reading.planned(matches.table(clause), hints=False)
-            rows_of = match_rows(operators, matches, clause, rows, df.schema, reading.analysed_over)
-            leaf = _register(session, clause.name, rows_of.schema)
-            reading.leaves[leaf] = partial(rows_of.relation, operators)
-            reading.matches.add(leaf)
-        rewriting = matches.outer
-        df, relation = reading.planned(rewriting, uid)
-    return View(query, relation, df.schema, operators.catalyst, name, rewriting.text, tables)
+    for its_name, each in tables.items():
+        reading.leaves[_register(session, its_name, each.schema)] = partial(_leaf, operators, its_name, each)
+        if isinstance(each, Table) and its_name in times:
+            versions = _register(session, f"{VERSIONS}{its_name}", each.schema)
+            reading.leaves[versions] = partial(each.versions, operators, its_name)
+    for clause in matches.clauses:
+        df, rows = reading.planned(matches.table(clause), hints=False)
+        rows_of = match_rows(operators, matches, clause, rows, df.schema, reading.analysed_over)
+        leaf = _register(session, clause.name, rows_of.schema)
+        reading.leaves[leaf] = partial(rows_of.relation, operators)
+        reading.matches.add(leaf)
+    return reading, matches.outer
 
 
 @dataclass

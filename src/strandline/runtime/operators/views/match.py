@@ -16,12 +16,14 @@ import pyarrow as pa
 from strandline.api.states import Value
 from strandline.core.errors import UserCodeError
 from strandline.core.times import END_US, LAST_US, within
+from strandline.format.keys import KeyCodec
 from strandline.runtime.operators.patterns.search import Match, Matching, Search
 from strandline.runtime.operators.views.bags import WEIGHT, RowType
 from strandline.runtime.operators.views.top import Order, sortable
 from strandline.runtime.operators.views.waiting import FlaggedRows, WaitingOperator
 from strandline.runtime.state.columnar import BatchKeys, TimedRows
 from strandline.runtime.state.scope import Scope
+from strandline.types.columns import conform
 from strandline.types.datatypes import StructType
 
 _WAITING, _PASSED = "waiting", "passed"
@@ -103,6 +105,20 @@ class MatchRecognizing(WaitingOperator):
         self._wait_for_more(keys, passed, kept)
         if matches:
             yield self._output(rows, columns, matches)
+
+    def answer(self, table: pa.Table) -> pa.RecordBatch:
+        """Return the matches in rows of the input, if no other row comes: a preview has neither state nor watermark."""
+        key, *columns, times = table.columns
+        codec = KeyCodec([field.type for field in self._key.fields])
+        parts = [conform(key, self._key.fields[0].type)]
+        keys, of_row = BatchKeys(parts, pa.array(np.zeros(len(table), np.int32)), codec).unique()
+        at = times.combine_chunks().fill_null(0).to_numpy(zero_copy_only=False)
+        rows = FlaggedRows(of_row, at, np.ones(len(at), bool), self._kind.rows_of(columns))
+        rows = self._sorted(rows.take(np.flatnonzero(times.is_valid())))
+        of_rows = self._columns(rows)
+        matches, _ = self._matches(keys, rows, of_rows, None)
+        batch, _ = self._output(rows, of_rows, matches)
+        return batch
 
     def _sorted(self, rows: FlaggedRows) -> FlaggedRows:
         """Return rows in the order of keys, times, the columns of ORDER BY, and the bits of all columns."""
