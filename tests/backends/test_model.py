@@ -88,7 +88,7 @@ class BackendMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.backend.changelog is not None)
     @rule(state=st.sampled_from(STATES), seed=st.integers(0, 255))
     def fill_write_buffers(self, state: str, seed: int) -> None:
-        """Have RocksDB flush and begin new logs, while older ones go into its archive."""
+        """Have RocksDB flush by itself, and changes that wait be too many."""
         given: dict[str, dict[bytes, bytes | None]] = {
             state: {b"\0%c%d" % (seed, number): bytes([seed]) * 200_000 for number in range(30)}
         }

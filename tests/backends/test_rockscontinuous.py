@@ -167,6 +167,7 @@ def test_equal_values_do_not_let_the_log_grow_for_ever(kept: Kept) -> None:
     longest = with_files = raw_bytes = 0
     for _ in range(100):
         kept.backend.write({"a": keys.items()})
+        raw_bytes = max(raw_bytes, kept.backend.raw_bytes())
         files = kept.take()
         longest = max(longest, log_bytes(files))
         with_files += bool(tables(files))

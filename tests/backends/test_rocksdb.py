@@ -231,12 +231,12 @@ def test_too_many_open_files_are_not_taken_for_a_full_disk(rocks: Lab) -> None:
 
 def test_batches_are_bounded_and_sorted_within_runs() -> None:
     entries: list[tuple[bytes, bytes | None]] = [(b"%d" % (n * 7919 % 50_000), b"v") for n in range(50_000)]
-    batches = list(_batches(iter(entries)))
+    batches = list(_batches(iter(entries), in_order=True))
     assert max(map(len, batches)) <= 2000
     assert sorted(entry for batch in batches for entry in batch) == sorted(entries)
     run = [entry[0] for batch in batches[:10] for entry in batch]
     assert run == sorted(run)
-    large = list(_batches([(b"%d" % n, b"x" * (1 << 19)) for n in range(9)]))
+    large = list(_batches([(b"%d" % n, b"x" * (1 << 19)) for n in range(9)], in_order=False))
     assert [len(batch) for batch in large] == [2, 2, 2, 2, 1]
 
 

@@ -13,17 +13,19 @@ from typing import Any
 import pytest
 
 from strandline.api.config import Changelog, Continuous
+from strandline.backends import rocksdb
 from strandline.backends.options import MIB, MemoryBudget
 from strandline.backends.rockscontinuous import ContinuousLog
 from strandline.backends.rocksdb import RocksDBBackend
 from strandline.backends.rockslive import LiveRecords
 from strandline.core.errors import UnavailableError
 
+from .test_rockslog import flip
+
 BUDGET = MemoryBudget(block_cache_bytes=2 * MIB, write_buffer_bytes=2 * MIB)
 
 
 LOGS = [Changelog(), Continuous(), None]
-"""Without a changelog, RocksDB deletes a log that an opening has flushed."""
 
 
 def opened(root: Path, log: Changelog | Continuous | None, resumed: int | None = None) -> RocksDBBackend:
@@ -50,6 +52,15 @@ def open_and_die(root: Path, log: Changelog | Continuous | None) -> None:
     """Be killed before anything is recorded of the opening."""
     LiveRecords.begin = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
     opened(root, log, 8)
+
+
+def write_and_die(root: Path, log: Changelog | Continuous | None, noted: int = 1) -> None:
+    """Be killed when only some versions are noted."""
+    backend = opened(root, log)
+    for version in (1, 2):
+        write(backend, version)
+        if version == noted:
+            backend.live.note = lambda *_: None  # type: ignore[method-assign]
 
 
 def snapshot(backend: RocksDBBackend, into: Path, version: int) -> None:
@@ -115,7 +126,7 @@ def second(root: Path, log: Changelog | Continuous | None) -> None:
 def check(backend: RocksDBBackend, version: int) -> None:
     """Check that the state is that of a version."""
     assert {value for _, value in backend.scan("a")} == {b"%d" % version * 300}
-    assert [key for key, _ in backend.scan("b")] == [b"\0\0%d" % each for each in range(1, version + 1)]
+    assert {key for key, _ in backend.scan("b")} == {b"\0\0%d" % each for each in range(1, version + 1)}
 
 
 @pytest.mark.parametrize("log", LOGS)
@@ -141,18 +152,42 @@ def test_a_process_that_is_killed_when_it_has_just_gone_on_leaves_the_state(
 
 
 @pytest.mark.parametrize("log", LOGS)
-def test_a_process_that_is_killed_as_it_goes_on_leaves_the_state_or_none(
+def test_a_process_that_is_killed_as_it_goes_on_leaves_the_state(
     tmp_path: Path, log: Changelog | Continuous | None
 ) -> None:
     killed(first, tmp_path, log)
     killed(open_and_die, tmp_path, log)
-    if log is None:
-        with pytest.raises(UnavailableError, match="is gone"):
-            opened(tmp_path, log, resumed=8)
+    backend = opened(tmp_path, log, resumed=8)
+    check(backend, 8)
+    backend.close()
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_a_process_that_is_killed_before_it_notes_a_version_leaves_none(
+    tmp_path: Path, log: Changelog | Continuous | None
+) -> None:
+    """RocksDB may have some of it."""
+    killed(write_and_die, tmp_path, log)
+    for version in (1, 2):
+        with pytest.raises(UnavailableError, match=rf"ends with entry 3001; the log ends with .* version {version} is"):
+            opened(tmp_path, log, resumed=version)
+
+
+@pytest.mark.parametrize("log", LOGS)
+@pytest.mark.parametrize("fault", ["gone", "cut", "flipped"])
+def test_a_log_that_lacks_entries_is_not_gone_on_with(
+    tmp_path: Path, log: Changelog | Continuous | None, fault: str
+) -> None:
+    killed(write_and_die, tmp_path, log, 2)
+    growing = max((tmp_path / "db-log").glob("*.growing"))
+    if fault == "gone":
+        growing.unlink()
+    elif fault == "cut":
+        os.truncate(growing, growing.stat().st_size - 10)
     else:
-        backend = opened(tmp_path, log, resumed=8)
-        check(backend, 8)
-        backend.close()
+        flip(growing, 100_000)
+    with pytest.raises(UnavailableError, match="the log ends with entry"):
+        opened(tmp_path, log, resumed=2)
 
 
 def test_a_process_that_is_killed_as_it_cleans_its_log_leaves_the_state(tmp_path: Path) -> None:
@@ -169,4 +204,35 @@ def test_a_process_that_is_killed_as_it_cleans_its_log_leaves_the_state(tmp_path
     assert files & {path.name for path in (tmp_path / "chk-7").iterdir() if path.name.endswith(".log")}
     restored = RocksDBBackend(tmp_path / "chk-8", ["a", "b"], memory=BUDGET)
     check(restored, 8)
+    restored.close()
+
+
+def flush_and_die(root: Path, log: Changelog | Continuous | None) -> None:
+    rocksdb._UNFLUSHED_BYTES = MIB
+    backend = opened(root, log)
+    for version in range(1, 100):
+        write(backend, version)
+        assert backend.live is not None
+        if version % 5 == 0:
+            snapshot(backend, root / f"chk-{version}", version)
+        if version == 98:
+            (root / "first_log").write_text(str(backend.live.first_log))
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_only_what_the_database_may_lack_is_repeated(tmp_path: Path, log: Changelog | Continuous | None) -> None:
+    killed(flush_and_die, tmp_path, log)
+    first_log = int((tmp_path / "first_log").read_text())
+    parts = [path for path in (tmp_path / "db-log").iterdir() if path.is_file()]
+    needed = [path for path in parts if int(path.name[:6]) >= first_log]
+    assert sum(path.stat().st_size for path in needed) < 60 * MIB
+    for path in {*parts} - {*needed}:
+        path.unlink()
+    backend = opened(tmp_path, log, resumed=99)
+    check(backend, 99)
+    write(backend, 100)
+    snapshot(backend, tmp_path / "chk-last", 100)
+    backend.close()
+    restored = RocksDBBackend(tmp_path / "chk-last", ["a", "b"], memory=BUDGET)
+    check(restored, 100)
     restored.close()

@@ -91,25 +91,22 @@ def test_a_keeper_goes_on_only_at_the_version_that_it_is_asked_for(nursery: Nurs
     assert replace(nursery, keeper).counts("a") == [("a", "3")]
 
 
-@pytest.mark.parametrize("damage", ["mark", "names", "known", "database", "gone", "log", "middle"])
+@pytest.mark.parametrize("damage", ["mark", "names", "known", "database", "gone", "log", "another"])
 def test_a_damaged_record_or_database_is_not_gone_on_with(nursery: Nursery, damage: str) -> None:
     keeper = nursery.start(mode="changelog", local_log=True)
     keeper.counts(*KEYS)
     wait_for_the_log(keeper)
     keeper.kill()
     database = keeper.directory / "db-1"
-    if damage == "middle":
-        # Two logs, as if the first one's entries were in no other file: it is deleted by another program.
-        (log,) = database.glob("*.log")
-        log.rename(log.with_name("000001.log"))
+    (log,) = (keeper.directory / "db-1-log").glob("*.growing")
     if damage == "database":
         (database / "CURRENT").write_text("MANIFEST-000099\n")
     elif damage == "log":
         # As after a crash of the machine: the end was not on the disk.
-        (log,) = database.glob("*.log")
         log.write_bytes(log.read_bytes()[:-7])
-    elif damage == "middle":
-        pass
+    elif damage == "another":
+        # Another program has deleted the log that has the entries.
+        log.rename(log.with_name(f"000001{log.name[6:]}"))
     elif damage == "gone":
         (keeper.directory / "db-1-live" / "mark").unlink()
     else:

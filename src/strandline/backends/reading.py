@@ -96,7 +96,7 @@ class RocksDBReader:
         options = Options(raw_mode=True)
         options.set_skip_stats_update_on_db_open(True)
         options.set_max_open_files(_OPEN_FILES)
-        set_log(options, kept=False)
+        set_log(options)
         is_long = sum(log.stat().st_size for log in logs_in(directory).values()) > _LOG_BYTES
         if is_long:
             # Read-only, all of the log would be in memory.

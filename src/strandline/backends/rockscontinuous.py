@@ -21,13 +21,23 @@ from typing import Protocol
 
 from strandline.api.config import Continuous
 from strandline.backends.base import Base, Changes, LocalFile
+from strandline.backends.logfiles import (
+    Log,
+    LogFiles,
+    drop_others,
+    entries_of,
+    file_at,
+    left_logs,
+    newest_of,
+    pieces_of,
+)
 from strandline.backends.options import MIB
 from strandline.backends.reading import RocksDBReader
 from strandline.backends.rocksempty import empty_database
-from strandline.backends.rocksfiles import SstFiles, logs_in, part_bounds, permanent_kind
-from strandline.backends.rockskept import Kept, entries_of, file_at, newest_entry, record, stored_logs
+from strandline.backends.rocksfiles import SstFiles, part_bounds, permanent_kind
+from strandline.backends.rockskept import Kept, record
 from strandline.backends.rockslive import LiveRecords
-from strandline.backends.rockslog import Log, Logging, RocksDBLog, pieces_of
+from strandline.backends.rockslog import Logging, RocksDBLog
 from strandline.backends.walformat import BLOCK_BYTES, PIECE_BYTES, Families, batches, puts_of
 from strandline.core.errors import CorruptionError
 
@@ -67,8 +77,8 @@ class Cleanable(Logging, Protocol):
         """Return the size of all keys and values, with old versions that are not merged away."""
         ...
 
-    def begin_log(self) -> None:
-        """Have RocksDB begin a new log soon."""
+    def begin_log(self) -> int:
+        """Begin a new log."""
         ...
 
     @property
@@ -83,6 +93,7 @@ class ContinuousLog(RocksDBLog):
         self,
         directory: Path,
         files: SstFiles,
+        logs: LogFiles,
         limits: Continuous,
         database: Cleanable,
         live: LiveRecords | None,
@@ -91,7 +102,8 @@ class ContinuousLog(RocksDBLog):
         resumed: bool,
     ) -> None:
         """Go on with what `keep_restored` kept if it `goes_on`; if `resumed`, with the log of a keeper that died."""
-        super().__init__(directory, files, database)
+        super().__init__(directory, logs, database)
+        self._files = files
         self._limits = limits
         self._cleanable = database
         self._records = live
@@ -106,13 +118,13 @@ class ContinuousLog(RocksDBLog):
         self._budget_bytes = 0
         self._is_checked = not resumed
         """Whether the parts that another process has left are known to follow each other."""
-        if resumed and live is not None and (kept := Kept.of(live)) is not None:
-            self._adopt(kept, stored_logs(self._directory, kept.first_log))
-        elif goes_on:
-            logs = stored_logs(self._directory)
-            self._adopt(self._restored(logs), logs)
+        if not resumed and goes_on:
+            logs.logs = left_logs(logs.directory)
+            self._adopt(self._restored())
+        elif live is not None and (kept := Kept.of(live) if resumed else None) is not None:
+            self._adopt(kept)
         else:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._forget()
 
     @property
     def is_long(self) -> bool:
@@ -121,10 +133,11 @@ class ContinuousLog(RocksDBLog):
 
     def append(self, changes: Changes, into: Path) -> list[LocalFile]:
         with self._translating:
-            if (base := self._usable_base) is not None and not self._is_checked:
-                self._check(base)
-            if (base := self._usable_base) is not None and not base.files:
-                self._begin_empty(base)
+            if self.base is not None and not self._is_checked:
+                self._logs.cut()
+                self._check(self.base)
+            if self.base is not None and not self.base.files:
+                self._begin_empty(self.base)
         before = self.size_bytes
         files = super().append(changes, into)
         changed = max(0, self.size_bytes - before - self._rewritten_bytes)
@@ -132,9 +145,9 @@ class ContinuousLog(RocksDBLog):
         self._budget_bytes = max(int(self._limits.budget * changed), _LEAST_BUDGET_BYTES)
         return files
 
-    def begin_at(self, base: Base) -> None:
+    def _begin_at(self, base: Base) -> None:
         self._end_cleaning()
-        super().begin_at(base)
+        super()._begin_at(base)
 
     def clean(self) -> bool:
         """Write entries again that only the oldest log has, within the budget, while the log is too long."""
@@ -149,19 +162,18 @@ class ContinuousLog(RocksDBLog):
                 self._sample()
             raw_bytes = self._cleanable.raw_bytes()
             longest = self._longest(raw_bytes)
-            if self._logs[max(self._logs)].size_bytes > max(longest / _LOGS, _LEAST_LOG_BYTES):
+            if self._logs.end > max(longest / _LOGS, _LEAST_LOG_BYTES):
                 self._cleanable.begin_log()
             while self.base and self._budget_bytes > 0 and self.base.size_bytes + self.size_bytes > longest:
                 if time.monotonic() > end_s:
                     return True
                 if self._oldest is None and not self._begin_cleaning():
                     break
-                if not self._clean_some(min(self._budget_bytes, _READ_BYTES)):
+                if not self._clean_some(min(self._budget_bytes, _READ_BYTES)) and self.base:
                     self._drop_oldest()
             if self.base and self.base.size_bytes + self.size_bytes > _HOPELESS * self._limits.longest_log(raw_bytes):
                 # Much was written again and again with the same value, which the log cannot tell from what counts.
-                self.base = None
-                self._note()
+                self._drop_base()
         return False
 
     def _clean_some(self, wanted_bytes: int) -> bool:
@@ -184,7 +196,7 @@ class ContinuousLog(RocksDBLog):
 
     def _sample(self) -> None:
         """Estimate the state's size by how much of a random part of the log still counts."""
-        parts = [part for log in self._logs.values() for part in log.parts]
+        parts = self._logs.parts_since(min(self._own_logs))
         (part,) = self._random.choices(parts, [part.file.size_bytes for part in parts])
         _, _, start, end = part_bounds(part.file.name)
         last = max(start, end - _SAMPLED_BYTES)
@@ -211,13 +223,18 @@ class ContinuousLog(RocksDBLog):
         return self._limits.longest_log(min(sampled + base_bytes, raw_bytes))
 
     def invalidate(self) -> None:
-        """Begin with a base that has all files, at the next snapshot."""
+        """Begin with a base that has all files, at the next snapshot. Before the first write."""
+        self._drop_base()
+        self._forget()
+
+    def _drop_base(self) -> None:
         self._end_cleaning()
-        self.base = None
-        self._note()
         self._names.clear()
-        self._logs.clear()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        super()._drop_base()
+
+    def _forget(self) -> None:
+        self._logs.logs.clear()
+        shutil.rmtree(self._logs.directory, ignore_errors=True)
 
     def close(self) -> None:
         self._end_cleaning()
@@ -225,21 +242,25 @@ class ContinuousLog(RocksDBLog):
     def _too_long(self, base: Base) -> float:
         return _HOPELESS * self._limits.longest_log(self._cleanable.raw_bytes()) + _SLACK_BYTES
 
-    def _restored(self, logs: dict[int, Log]) -> Kept:
+    def _restored(self) -> Kept:
         """Return what `keep_restored` has kept."""
-        newest = self._database.newest_entry()
-        first = next((number for each in logs.values() for number, _ in entries_of(each)), newest + 1)
-        return Kept("base-0", min(logs or logs_in(self._live)), first - 1, newest)
+        logs = self._logs.logs
+        first_log = min(logs) if logs else self._cleanable.begin_log()
+        first, _ = next(entries_of(logs.values()), (self._logs.sequence + 1, 0))
+        return Kept("base-0", first_log, first - 1)
 
-    def _adopt(self, kept: Kept, logs: dict[int, Log]) -> None:
+    def _adopt(self, kept: Kept) -> None:
         """Go on with a base and the parts in the directory."""
-        for path in self._directory.glob("base-*"):
+        directory, logs = self._logs.directory, self._logs.logs
+        for path in directory.glob("base-*"):
             if path.name != kept.base:
                 shutil.rmtree(path, ignore_errors=True)
         self._end_cleaning()
         self._bases = int(kept.base.removeprefix("base-") or 0)
-        self._logs = logs
-        base = self._directory / kept.base
+        for number in [number for number in logs if number < kept.first_log]:
+            del logs[number]
+        drop_others(directory, logs)
+        base = directory / kept.base
         files = [file_at(path) for path in base.iterdir()] if kept.base else []
         manifests = [file.path for file in files if permanent_kind(file.name) == "manifest"]
         if len(manifests) == len(files):
@@ -249,7 +270,6 @@ class ContinuousLog(RocksDBLog):
             self.invalidate()
             return
         self.base = Base(base, files, kept.first_log, kept.sequence)
-        self._copied = kept.copied
         self._measure()
         self._note()
 
@@ -258,12 +278,9 @@ class ContinuousLog(RocksDBLog):
 
         After a kill they have. After a crash of the machine, or if another program deletes files, one may be missing.
         """
-        newest = newest_entry(base, self._logs.values())
-        if newest is None or newest < self._copied:
-            log.warning("%s: parts of the log are missing: all state is uploaded again", self._directory)
-            self.invalidate()
-        else:
-            self._copied = newest
+        if newest_of(self._own_logs.values(), base.sequence) != self._logs.sequence:
+            log.warning("%s: parts of the log are missing: all state is uploaded again", self._logs.directory)
+            self._drop_base()
         self._is_checked = True
 
     def _begin_empty(self, before: Base) -> None:
@@ -272,16 +289,15 @@ class ContinuousLog(RocksDBLog):
         If RocksDB makes none that fits, as another release may, the next snapshot has a base with files.
         """
         self._bases += 1
-        into = self._directory / f"base-{self._bases}"
+        into = self._logs.directory / f"base-{self._bases}"
         try:
             path = empty_database(into, self._cleanable.families, before.first_log)
         except CorruptionError as error:
             log.warning("%s", error)
-            self.base = None
-            self._note()
+            self._drop_base()
             return
         path = path.rename(path.with_name(self._files.manifest_name(path.name)))
-        self.begin_at(replace(before, directory=into, files=[file_at(path)]))
+        self._begin_at(replace(before, directory=into, files=[file_at(path)]))
 
     def _begin_cleaning(self) -> bool:
         """Begin with the oldest log, or a base with files before all logs. Return whether there is one."""
@@ -289,10 +305,17 @@ class ContinuousLog(RocksDBLog):
         if self._has_tables:
             self._oldest = self._entries_of_base(self.base)
             return True
-        if len(self._logs) < 2:
+        logs = self._own_logs
+        if len(logs) < 2:
             return False
-        self._oldest = self._entries_of_log(self._logs[min(self._logs)])
+        self._oldest = self._entries_of_log(logs[min(logs)])
         return True
+
+    @property
+    def _own_logs(self) -> dict[int, Log]:
+        """The logs that snapshots have, as far as they are cut off."""
+        assert self.base is not None
+        return {number: log for number, log in self._logs.logs.items() if number >= self.base.first_log}
 
     @property
     def _has_tables(self) -> bool:
@@ -306,23 +329,22 @@ class ContinuousLog(RocksDBLog):
             self._sizes.clear()
             self._begin_empty(self.base)
             return
-        oldest = self._logs.pop(min(self._logs))
-        first = next((number for each in self._logs.values() for number, _ in entries_of(each)), self._copied + 1)
-        self.base = replace(self.base, first_log=min(self._logs), sequence=first - 1)
+        _, second, *_ = self._own_logs
+        first, _ = next(entries_of([self._logs.logs[second]]))
+        # The oldest one goes with the next write.
+        self.base = replace(self.base, first_log=second, sequence=first - 1)
         self._measure()
         self._note()
-        for part in oldest.parts:
-            part.file.path.unlink(missing_ok=True)
 
     def _end_cleaning(self) -> None:
         self._oldest = None
         if self._reader is not None:
             self._reader.close()
             self._reader = None
-        shutil.rmtree(self._directory / "cleaned", ignore_errors=True)
+        shutil.rmtree(self._logs.directory / "cleaned", ignore_errors=True)
 
     def _entries_of_log(self, log: Log) -> Iterator[_Read]:
-        for batch in batches(pieces_of(log.parts), 0, f"{self._directory}: {log.number:06}.log"):
+        for batch in batches(pieces_of(log.parts), 0, f"{self._logs.directory}: {log.number:06}.log"):
             yield len(batch), self._named(batch)
 
     def _named(self, batch: bytes) -> dict[str, list[tuple[bytes, bytes]]]:
@@ -336,7 +358,7 @@ class ContinuousLog(RocksDBLog):
         return self._names
 
     def _entries_of_base(self, base: Base) -> Iterator[_Read]:
-        into = self._directory / "cleaned"
+        into = self._logs.directory / "cleaned"
         into.mkdir()
         for file in base.files:
             os.link(file.path, into / file.name)
@@ -366,11 +388,10 @@ class ContinuousLog(RocksDBLog):
 
     def _note(self) -> None:
         if self._records is not None:
-            base = self._usable_base
-            kept = None
+            base, kept = self.base, None
             if base is not None:
                 name = base.directory.name if self._has_tables else ""
-                kept = Kept(name, base.first_log, base.sequence, self._copied)
+                kept = Kept(name, base.first_log, base.sequence)
             record(self._records, kept)
 
 

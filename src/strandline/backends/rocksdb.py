@@ -1,6 +1,7 @@
 """The backend for state larger than memory: a RocksDB database for each partition, a column family for each state.
 
-Without a changelog it has no write-ahead log, and only the last snapshot survives a kill, unless it `is_live`.
+RocksDB's own write-ahead log is off. With a changelog, or if it `is_live`, the backend writes a log itself, and RocksDB
+gets the changes later; else only the last snapshot survives a kill.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ from rocksdict import (
 
 from strandline.api.config import Changelog, Continuous
 from strandline.backends.base import Changes, Entry, LocalFile
+from strandline.backends.logfiles import Log, LogFiles, log_directory, put_into
 from strandline.backends.options import DEFAULT_TUNING, LEAST_BYTES, MIB, Grouping, MemoryBudget, Tuning
 from strandline.backends.rockscontinuous import ContinuousLog
-from strandline.backends.rocksfiles import ErrorTranslation, SstFiles, check_manifest
+from strandline.backends.rocksfiles import ErrorTranslation, SstFiles, check_manifest, logs_in
 from strandline.backends.rockskept import keep_restored
 from strandline.backends.rockslive import LiveRecords
 from strandline.backends.rockslog import BasedLog, RocksDBLog
@@ -43,6 +45,7 @@ from strandline.backends.rocksoptions import (
     set_log,
     write_options,
 )
+from strandline.backends.waiting import Waiting, merged
 from strandline.backends.walformat import Families
 from strandline.core.errors import UnavailableError
 from strandline.core.keygroups import BROADCAST_GROUP, first_key
@@ -54,6 +57,10 @@ _SORTED_READ_KEYS = 1000
 _BATCH_ENTRIES = 2000
 _BATCH_BYTES = 1 * MIB
 _STALL_S = 0.005
+_WAITING_SHARE = 0.75
+"""Changes that RocksDB does not have yet take at most this part of the memory of its write buffers."""
+_UNFLUSHED_BYTES = 64 * MIB
+"""The size of a live database's log from which on RocksDB flushes: another process would have to repeat it."""
 _KEY, _VALUE = itemgetter(0), itemgetter(1)
 _LOADED_ENTRIES = 256
 _DEFAULT_FAMILY = "default"
@@ -111,42 +118,51 @@ class RocksDBBackend:
         self._groupings = dict(groupings or {})
         self._walks: dict[str, tuple[RdictIter, int]] = {}
         self._written = 0
-        self._writing = write_options(logs=is_live or changelog is not None)
+        self._waiting = Waiting(self._groupings)
+        self._writing = write_options()
         self._reading_groups = group_read_options()
         self._translating = ErrorTranslation(directory)
         self.unread: dict[int, BaseException] = {}
         self._reading = ErrorTranslation(directory, self.unread)
         self.changelog: RocksDBLog | None = None
         directory.mkdir(parents=True, exist_ok=True)
-        live = self.live = LiveRecords(directory, self.newest_entry, self._oldest_log) if is_live else None
-        before = None
+        logs = LogFiles(log_directory(directory))
+        live = self.live = LiveRecords(directory, logs) if is_live else None
+        self._logs = None if live is None and changelog is None else logs
+        self._numbers: dict[str, int] = {}
+        self._flushing: tuple[int, int] | None = None
+        before, repeated = None, list[Log]()
         if live is not None and resumed is not None:
             before = live.names()
-            live.check_logs()
+            logs.logs, oldest = live.left(resumed)
+            repeated = [log for number, log in logs.logs.items() if number >= oldest]
+            put_into(directory, repeated)
         goes_on = False
         if isinstance(changelog, Continuous) and before is None:
             goes_on = keep_restored(directory)
         self._files = SstFiles(directory, before)
+        logs.tag = self._files.tag
         with self._translating:
-            self._open(states, memory, tuning, keeps_logs=changelog is not None)
+            self._open(states, memory, tuning)
             self._fit_cache()
-        if live is not None:
-            self._begin_live(live, resumed)
         try:
+            if live is not None:
+                self._begin_live(live, resumed, has_log=bool(repeated))
             if isinstance(changelog, Changelog):
-                self.changelog = BasedLog(directory, self._files, changelog, self)
+                self.changelog = BasedLog(directory, logs, changelog, self)
             elif changelog is not None:
                 with self._translating:
                     self.changelog = ContinuousLog(
-                        directory, self._files, changelog, self, live, goes_on=goes_on, resumed=before is not None
+                        directory, self._files, logs, changelog, self, live, goes_on=goes_on, resumed=before is not None
                     )
         except BaseException:
+            # Another opening of the directory would find it locked.
             self.close()
             raise
 
-    def _open(self, states: Sequence[str], memory: MemoryBudget, tuning: Tuning, *, keeps_logs: bool) -> None:
+    def _open(self, states: Sequence[str], memory: MemoryBudget, tuning: Tuning) -> None:
         self._options = family_options(self._cache, self._buffers, memory, tuning)
-        set_log(self._options, kept=keeps_logs)
+        set_log(self._options)
         self._options.enable_statistics()
         self._file_bytes = tuning.target_file_bytes
         is_snapshot = (self._directory / "CURRENT").exists()
@@ -159,9 +175,6 @@ class RocksDBBackend:
         self._db = Rdict(str(self._directory), self._options, column_families=families)
         self._families = {name: self._db.get_column_family(name) for name in names}
         self._handles = {name: self._db.get_column_family_handle(name) for name in names}
-
-    def newest_entry(self) -> int:
-        return self._db.latest_sequence_number()
 
     @property
     def families(self) -> Families:
@@ -176,45 +189,52 @@ class RocksDBBackend:
     def raw_bytes(self) -> int:
         """Return the size of all keys and values before compression, with old versions that are not merged away."""
         size_bytes = self._total("rocksdb.size-all-mem-tables") + self._total(_FAMILY_PROPERTIES["live_blob_bytes"])
+        size_bytes += self._waiting.size_bytes
         for family in self._families.values():
             figures = dict(_TABLE_FIGURE.findall(family.property_value("rocksdb.aggregated-table-properties") or ""))
             size_bytes += int(figures.get("key", 0)) + int(figures.get("value", 0))
         return size_bytes
 
-    def begin_log(self) -> None:
-        """Have RocksDB begin a new log soon, as it does when a memtable is full."""
-        for family in self._families.values():
-            family.flush(False)
+    def begin_log(self) -> int:
+        """Begin a new log, and return its number: RocksDB repeats it if its files are as they are now, or older."""
+        assert self._logs is not None
+        # RocksDB has fewer entries, unless there was no log for some time.
+        self._logs.sequence = max(self._logs.sequence, self._db.latest_sequence_number())
+        self._logs.begin(max([*logs_in(self._directory), *self._logs.logs, self._logs.number]) + 1)
+        return self._logs.number
 
-    def _oldest_log(self) -> int:
-        return self._db.property_int_value("rocksdb.min-log-number-to-keep") or 0
-
-    def _begin_live(self, live: LiveRecords, resumed: int | None) -> None:
-        try:
-            if resumed is not None:
-                live.check(resumed)
+    def _begin_live(self, live: LiveRecords, resumed: int | None, *, has_log: bool) -> None:
+        if resumed is None:
             live.begin(self._files.names)
-            if resumed is not None:
-                # Again: the opening has flushed the logs that the last note needs.
-                live.note(resumed)
-        except BaseException:
-            # Another opening of the directory would find it locked.
-            self.close()
-            raise
+            return
+        assert self._logs is not None
+        if has_log and self._db.latest_sequence_number() < self._logs.sequence:
+            raise UnavailableError(
+                f"{self._directory}: RocksDB ends with entry {self._db.latest_sequence_number()}, and its log with "
+                f"entry {self._logs.sequence}"
+            )
+        live.begin(self._files.names)
+        self._begin_flushed()
+        # Again: the opening has flushed the logs that the last note needs.
+        live.note(resumed)
+
+    def _begin_flushed(self) -> None:
+        """Begin a new log: RocksDB's files have all that is in older ones."""
+        if self._logs is not None:
+            self._logs.unflushed = self.begin_log(), self._logs.sequence
+            self._flushing = None
 
     def get_many(self, state: str, keys: Sequence[bytes]) -> list[bytes | None]:
         family = self._family(state)
-        values: list[bytes | None] = []
         with self._reading:
-            if len(keys) == 1:
-                return [family.get(keys[0])]
-            for at in range(0, len(keys), _RUN_ENTRIES):
-                values += _get_run(family, list(keys[at : at + _RUN_ENTRIES]))
-        return values
+            overlaid = self._waiting.get_many(state, keys, lambda some: _get_runs(family, some))
+            return _get_runs(family, keys) if overlaid is None else overlaid
 
     def scan(self, state: str, prefix: bytes = b"", first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Iterate over the entries whose key begins with `prefix`, in key order, as they are at the start."""
-        return self._walk(state, prefix_read_options(prefix, None), max(prefix, first))
+        changes = self._waiting.scan(state, prefix, first)
+        stored = self._walk(state, prefix_read_options(prefix, None), max(prefix, first))
+        return merged(stored, changes) if changes else stored
 
     def _walk(self, state: str, reading: ReadOptions, first: bytes) -> Iterator[tuple[bytes, bytes]]:
         # `reading` must live as long as the iterator, which refers to the bound in it.
@@ -230,7 +250,9 @@ class RocksDBBackend:
 
     def read_group(self, state: str, prefix: bytes) -> list[tuple[bytes, bytes]]:
         grouping = self._groupings.get(state)
-        if grouping is None or not grouping.exact or len(prefix) != grouping.size_bytes:
+        if grouping is None:
+            return list(self.scan(state, prefix))
+        if not grouping.exact or len(prefix) != grouping.size_bytes:
             return list(self._walk(state, prefix_read_options(prefix, grouping), prefix))
         entries = []
         with self._reading:
@@ -291,13 +313,69 @@ class RocksDBBackend:
 
     def write(self, changes: Changes) -> None:
         """Apply entries in batches that hold the GIL for a few milliseconds each."""
+        if self._logs is not None:
+            # A kill leaves what was noted after the last write.
+            self._bound_logs(self._logs)
+        is_logged = self.live is not None or (self.changelog is not None and self.changelog.first_log is not None)
+        if is_logged and self._logs is not None and not self._logs.number:
+            with self._translating:
+                # What was done before the first write is in no log.
+                self._flush()
+                self._begin_flushed()
         for state, entries in changes.items():
             self._family(state)
-            for batch in _batches(entries):
+            waits = is_logged and not self._waiting.is_direct(state)
+            if not waits:
+                self._catch_up(state)
+            for batch in _batches(entries, in_order=not waits):
+                if is_logged:
+                    self._log(state, batch)
+                if waits:
+                    self._waiting.add(state, batch)
+                else:
+                    self._write_batch(state, batch)
+                if self._waiting.size_bytes > self._memory.write_buffer_bytes * _WAITING_SHARE:
+                    self._catch_up()
+                time.sleep(0)
+
+    def _log(self, state: str, batch: list[Entry]) -> None:
+        assert self._logs is not None
+        if state not in self._numbers:
+            self._numbers = self.families.names
+        with self._translating:
+            self._logs.write(self._numbers[state], batch)
+
+    def _catch_up(self, *states: str) -> None:
+        """Write changes into RocksDB that it does not have yet, by default of all states."""
+        for state in states or self._waiting.states:
+            for batch in _batches(self._waiting.of(state), in_order=True):
                 self._write_batch(state, batch)
                 time.sleep(0)
+            self._waiting.drop(state)
+
+    def _bound_logs(self, logs: LogFiles) -> None:
+        """Delete logs that nothing needs, and let RocksDB flush if another process would have to repeat much."""
         if self.changelog is not None:
             self.changelog.prune()
+        needed = [logs.number]
+        if self.changelog is not None and (first := self.changelog.first_log) is not None:
+            needed.append(first)
+        if self.live is not None:
+            needed.append(self.live.first_log)
+            self._flush_in_time(logs)
+        with self._translating:
+            logs.drop_before(min(needed))
+
+    def _flush_in_time(self, logs: LogFiles) -> None:
+        if self._flushing is not None:
+            if not self._total("rocksdb.num-immutable-mem-table"):
+                logs.unflushed, self._flushing = self._flushing, None
+        elif logs.size_bytes(logs.unflushed[0]) > _UNFLUSHED_BYTES:
+            self._catch_up()
+            with self._translating:
+                self._flushing = self.begin_log(), logs.sequence
+                for family in self._families.values():
+                    family.flush(False)
 
     def _write_batch(self, state: str, entries: list[Entry]) -> None:
         """Write one batch; while RocksDB stalls writers, sleep without the GIL instead of waiting there with it."""
@@ -337,12 +415,13 @@ class RocksDBBackend:
         return self.link(into)
 
     def link(self, into: Path) -> list[LocalFile]:
-        """Flush, and link RocksDB's own checkpoint into a folder. Return the files that a restore needs."""
+        """Flush, and link RocksDB's own checkpoint into a folder. Return the files that a restore needs.
+
+        A new log begins after it.
+        """
+        self._catch_up()
         with self._translating:
-            for family in self._families.values():
-                family.flush(False)
-            for family in self._families.values():
-                family.flush(True)
+            self._flush()
             self._drop_walks()
             into.parent.mkdir(parents=True, exist_ok=True)
             Checkpoint(self._db).create_checkpoint(str(into))
@@ -350,7 +429,13 @@ class RocksDBBackend:
             check_manifest(into)
             Rdict.list_cf(str(into), self._options)
             self._fit_cache()
+            self._begin_flushed()
         return sorted(filter(None, map(self._snapshot_file, list(into.iterdir()))), key=lambda file: file.name)
+
+    def _flush(self) -> None:
+        for wait in (False, True):
+            for family in self._families.values():
+                family.flush(wait)
 
     def _fit_cache(self) -> None:
         """Set the block cache's size to its budget less the indexes and filters of open files, which are outside it."""
@@ -366,14 +451,10 @@ class RocksDBBackend:
             path = path.rename(path.with_name(name))
             return LocalFile(name, path, path.stat().st_size, shared=True)
         is_manifest = path.name.startswith("MANIFEST-")
-        if self.changelog is None:
-            is_needed = is_manifest or path.name == "CURRENT"
-        elif is_manifest:
+        if is_manifest and self.changelog is not None:
             path = path.rename(path.with_name(self._files.manifest_name(path.name)))
             return LocalFile(path.name, path, path.stat().st_size, shared=True)
-        else:
-            is_needed = path.suffix == ".log"
-        if is_needed:
+        if self.changelog is None and (is_manifest or path.name == "CURRENT"):
             return LocalFile(path.name, path, path.stat().st_size, shared=False)
         path.unlink()
         return None
@@ -390,6 +471,7 @@ class RocksDBBackend:
             self._invalidate_log()
             self._drop_walks()
             del self._handles[state], self._family_options[state]
+            self._numbers = {}
             with self._translating:
                 family.close()
                 self._db.drop_column_family(state)
@@ -403,7 +485,7 @@ class RocksDBBackend:
         with self._translating:
             figures = {
                 "block_cache_bytes": self._cache.get_usage(),
-                "memtable_bytes": self._buffers.get_usage(),
+                "memtable_bytes": self._buffers.get_usage() + self._waiting.size_bytes,
                 "files_count": len(self._db.live_files()),
             }
             figures |= {name: self._total(prop) for name, prop in _FAMILY_PROPERTIES.items()}
@@ -424,6 +506,8 @@ class RocksDBBackend:
             with suppress(Exception):
                 family.close()
         self._families.clear()
+        if self._logs is not None:
+            self._logs.close()
         if self.live is not None:
             self.live.close()
 
@@ -435,6 +519,15 @@ class RocksDBBackend:
             raise KeyError(f"state '{state}' is not one of this backend's: {known}") from None
 
 
+def _get_runs(family: Rdict, keys: Sequence[bytes]) -> list[bytes | None]:
+    if len(keys) == 1:
+        return [family.get(keys[0])]
+    values: list[bytes | None] = []
+    for at in range(0, len(keys), _RUN_ENTRIES):
+        values += _get_run(family, list(keys[at : at + _RUN_ENTRIES]))
+    return values
+
+
 def _get_run(family: Rdict, keys: list[Any]) -> Iterable[bytes | None]:
     """Read a run of keys, in sorted order, which is faster, unless they are few."""
     if len(keys) < _SORTED_READ_KEYS:
@@ -444,12 +537,13 @@ def _get_run(family: Rdict, keys: list[Any]) -> Iterable[bytes | None]:
     return map(values.__getitem__, keys)
 
 
-def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """Cut entries into batches of limited size, sorted within runs: sorted keys enter a memtable faster."""
+def _batches(entries: Iterable[Entry], *, in_order: bool) -> Iterator[list[Entry]]:
+    """Cut entries into batches of limited size, if `in_order` sorted within runs: so they enter a memtable faster."""
     rest = iter(entries)
     while run := list(islice(rest, _RUN_ENTRIES)):
-        # A comparison of keys takes less time than one of pairs.
-        run.sort(key=_KEY)
+        if in_order:
+            # A comparison of keys takes less time than one of pairs.
+            run.sort(key=_KEY)
         for start in range(0, len(run), _BATCH_ENTRIES):
             batch = run[start : start + _BATCH_ENTRIES]
             if sum(map(len, filter(None, chain.from_iterable(batch)))) < _BATCH_BYTES:

@@ -1,7 +1,7 @@
 """Records beside an open database, with which another process of this machine goes on after a kill.
 
-A killed process leaves the database with its log. Only the newest entry's number tells whether the log ends with an
-epoch, and with which; and RocksDB's own file names do not tell which files of a snapshot they are.
+A killed process leaves the database's files, and the log of what they may lack. RocksDB's own file names do not tell
+which files of a snapshot they are.
 """
 
 from __future__ import annotations
@@ -9,40 +9,51 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from strandline.backends.rocksfiles import Names, logs_in
-from strandline.backends.walformat import PIECE_BYTES, BatchReader
+from strandline.backends.logfiles import Log, LogFiles, left_logs, newest_of
+from strandline.backends.rocksfiles import Names
 from strandline.core.errors import UnavailableError
 
-_MARK = struct.Struct("<QQQ?")
-"""A version, the number of its newest entry, that of the oldest log that has entries which are in no other file, and
-whether more entries may follow, which do not change the state."""
+_MARK = struct.Struct("<QQQQ?")
 _CHECKSUM = struct.Struct("<I")
+
+
+class Mark(NamedTuple):
+    """The logs with which a database has a version."""
+
+    version: int
+    sequence: int
+    """The number of its newest entry."""
+    first_log: int
+    """The oldest log that has entries which are in no other file."""
+    before: int
+    """The number of the newest entry before that log."""
+    is_cleaning: bool
+    """Whether more entries may follow, which do not change the state."""
 
 
 class LiveRecords:
     """Records beside a database: its file names, the version that its newest entry completes, and others of its owner.
 
-    They hold after a kill of the process. After a crash of the machine, RocksDB's log may lack its end: then the newest
+    They hold after a kill of the process. After a crash of the machine, the log may lack its end: then the newest
     entry is not the recorded one.
     """
 
-    def __init__(self, database: Path, sequence: Callable[[], int], oldest_log: Callable[[], int]) -> None:
-        """`sequence` returns the number of the newest entry, `oldest_log` that of the oldest log that counts, or 0."""
+    def __init__(self, database: Path, logs: LogFiles) -> None:
+        """`logs` are the database's."""
         self._database = database
-        self._oldest_log = oldest_log
         self._directory = database.with_name(f"{database.name}-live")
-        self._sequence = sequence
-        self._first_log = 0
+        self._logs = logs
         self._mark = -1
+        self.first_log = 0
+        """The oldest log that the last note needs."""
 
     def begin(self, names: Names) -> None:
-        """Record the names of the files of a database that was just opened: all entries of older logs are in files."""
-        self._first_log = max(logs_in(self._database))
+        """Record the names of the files of a database that was just opened."""
         self._directory.mkdir(exist_ok=True)
         self.write("names", msgspec.json.encode(names))
 
@@ -51,35 +62,33 @@ class LiveRecords:
         return msgspec.json.decode(self.read("names"), type=Names)
 
     def note(self, version: int, *, cleaning: bool = False) -> None:
-        """Record that the database has all entries of a version, and no others, with one write that is not synced.
+        """Record that the log has all entries of a version, and no others, with one write that is not synced.
 
         With `cleaning`, entries may be written again until the next note.
         """
         if self._mark < 0:
             self._mark = os.open(self._directory / "mark", os.O_WRONLY | os.O_CREAT, 0o600)
-        oldest_log = max(self._first_log, self._oldest_log())
-        os.pwrite(self._mark, _with_checksum(_MARK.pack(version, self._sequence(), oldest_log, cleaning)), 0)
+        first_log, before = self._logs.unflushed
+        os.pwrite(self._mark, _with_checksum(_MARK.pack(version, self._logs.sequence, first_log, before, cleaning)), 0)
+        self.first_log = first_log
 
-    def check_logs(self) -> None:
-        """Raise UnavailableError if a log is missing since the last note, which RocksDB would not notice."""
-        _, _, oldest, _ = _MARK.unpack(self.read("mark"))
-        logs = {**logs_in(self._database), **logs_in(self._database / "archive")}
-        newest = 0
-        for number in sorted(log for log in {*logs, oldest} if log >= oldest):
-            first, last = _entries_of(logs[number]) if number in logs else (0, 0)
-            if number not in logs or (newest and first and first != newest + 1):
-                raise UnavailableError(f"{self._database}: {number:06}.log, or one before it, is gone")
-            newest = last or newest
+    def left(self, version: int) -> tuple[dict[int, Log], int]:
+        """Return all logs that a process has left which was killed, at this version, and the oldest that is needed.
 
-    def check(self, version: int) -> None:
-        """Raise UnavailableError unless the open database has exactly the entries up to this version."""
-        noted, sequence, _, cleaning = _MARK.unpack(self.read("mark"))
-        newest = self._sequence()
-        if noted != version or not (sequence == newest or (cleaning and sequence < newest)):
+        Raises UnavailableError if it was at another one, or entries are missing.
+        """
+        mark = Mark(*_MARK.unpack(self.read("mark")))
+        logs = left_logs(self._logs.directory)
+        newest = newest_of((log for number, log in logs.items() if number >= mark.first_log), mark.before)
+        if newest is None:
+            raise UnavailableError(f"{self._logs.directory}: a part of the log is gone")
+        if mark.version != version or not (mark.sequence == newest or (mark.is_cleaning and mark.sequence < newest)):
             raise UnavailableError(
-                f"{self._directory}: version {noted} ends with entry {sequence}; the database ends with entry "
+                f"{self._directory}: version {mark.version} ends with entry {mark.sequence}; the log ends with entry "
                 f"{newest}, and version {version} is expected"
             )
+        self._logs.sequence = newest
+        return logs, mark.first_log
 
     def write(self, name: str, data: bytes) -> None:
         """Write a record in place of the one of this name."""
@@ -104,16 +113,6 @@ class LiveRecords:
         if self._mark >= 0:
             os.close(self._mark)
             self._mark = -1
-
-
-def _entries_of(log: Path) -> tuple[int, int]:
-    """Return the numbers of the first and the last entry of a log; zeros if it is empty."""
-    batches, first, last = BatchReader(0), 0, 0
-    with log.open("rb") as file:
-        while data := file.read(PIECE_BYTES):
-            for number, count in batches.read(data):
-                first, last = first or number, number + count - 1
-    return first, last
 
 
 def _with_checksum(data: bytes) -> bytes:

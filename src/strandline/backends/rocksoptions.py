@@ -21,7 +21,6 @@ from rocksdict import (
 
 from strandline.backends.options import MIB, Grouping, MemoryBudget, Tuning
 
-_ANY_SIZE_MB = 1 << 40
 _GROUP_FILTER_SHARE = 0.02
 """The share of a memtable's size that its Bloom filter of groups takes."""
 
@@ -55,21 +54,15 @@ def family_options(
     return options
 
 
-def set_log(options: Options, *, kept: bool) -> None:
-    """Set the options of the database's write-ahead log.
-
-    RocksDB moves a log whose entries are flushed into its archive if it is `kept`, in place of deleting it.
-    """
+def set_log(options: Options) -> None:
+    """Have RocksDB repeat whole logs alone: by default it leaves out the end of a damaged one."""
     options.set_wal_recovery_mode(DBRecoveryMode.absolute_consistency())
-    if kept:
-        # Not by a time: RocksDB takes a file that is newer than the clock for one that is too old.
-        options.set_wal_size_limit_mb(_ANY_SIZE_MB)
 
 
-def write_options(*, logs: bool) -> WriteOptions:
-    """Return the options of writes: failing in place of a stall, which would hold the GIL."""
+def write_options() -> WriteOptions:
+    """Return the options of writes: without RocksDB's log; failing in place of a stall, which would hold the GIL."""
     options = WriteOptions()
-    setattr(options, "disable_wal", not logs)  # noqa: B010  an attribute, though its type stub says method
+    setattr(options, "disable_wal", True)  # noqa: B010  an attribute, though its type stub says method
     options.no_slowdown = True
     return options
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 
 import google_crc32c
 
+from strandline.backends.base import Entry
 from strandline.core.errors import CorruptionError
 
 LOST_HINT = (
@@ -40,8 +44,75 @@ _EDIT_LOGS = (2, 10)
 _EDIT_NUMBERS = (*_EDIT_LOGS, 3, 4, 9, _EDIT_FAMILY, _EDIT_LARGEST_FAMILY)
 """Fields of a MANIFEST's records that are one number: of logs, files and entries, and of column families."""
 _EDIT_TEXTS = (1, _EDIT_ADDS_FAMILY)
+_KEY, _VALUE = itemgetter(0), itemgetter(1)
 _EDIT_IGNORABLE = 1 << 13
 """The bit of fields that older releases of RocksDB can skip."""
+
+
+class _Encoded(dict[int, bytes]):
+    """By number: what comes before it, and its encoding of variable length."""
+
+    def __init__(self, before: bytes = b"") -> None:
+        self._before = before
+
+    def __missing__(self, number: int) -> bytes:
+        encoded, rest = bytearray(self._before), number
+        while rest > 127:
+            encoded.append(rest & 127 | 128)
+            rest >>= 7
+        encoded.append(rest)
+        if number < _KEPT_NUMBERS:
+            self[number] = bytes(encoded)
+        return bytes(encoded)
+
+
+_KEPT_NUMBERS = 1 << 14
+_NUMBERS = _Encoded()
+
+
+def batch_of(sequence: int, family: int, entries: Sequence[Entry]) -> bytes:
+    """Return a batch of entries of one column family, of which the first one has this sequence number."""
+    put, delete = _heads(_FAMILY_PUT, family), _heads(_FAMILY_DELETE, family)
+    values = [*map(_VALUE, entries)]
+    pieces: Iterable[Iterable[bytes]]
+    if None in values:
+        pieces = (
+            (delete[len(key)], key) if value is None else (put[len(key)], key, _NUMBERS[len(value)], value)
+            for key, value in entries
+        )
+    else:
+        # The same without a step of Python for each entry.
+        keys = [*map(_KEY, entries)]
+        before, between = map(put.__getitem__, map(len, keys)), map(_NUMBERS.__getitem__, map(len, values))
+        pieces = zip(before, keys, between, values, strict=True)
+    return _BATCH_HEADER.pack(sequence, len(entries)) + b"".join(chain.from_iterable(pieces))
+
+
+@cache
+def _heads(kind: int, family: int) -> _Encoded:
+    """Return by size what comes before a key of a column family."""
+    return _Encoded(bytes((kind,)) + _NUMBERS[family])
+
+
+def framed(batch: bytes, at: int) -> Iterator[bytes]:
+    """Yield the records of a batch, with their headers, for a log of `at` bytes."""
+    start, size_bytes, has_begun = 0, len(batch), False
+    while True:
+        left = BLOCK_BYTES - at % BLOCK_BYTES
+        if left < _RECORD.size:
+            yield bytes(left)
+            at, left = at + left, BLOCK_BYTES
+        end = min(size_bytes, start + left - _RECORD.size)
+        if end == size_bytes:
+            kind = LAST if has_begun else WHOLE
+        else:
+            kind = MIDDLE if has_begun else FIRST
+        payload = batch[start:end]
+        yield _RECORD.pack(_masked_crc(bytes((kind,)) + payload), end - start, kind)
+        yield payload
+        at, start, has_begun = at + _RECORD.size + end - start, end, True
+        if end == size_bytes:
+            return
 
 
 def records(data: bytes, start: int) -> Iterator[tuple[int, int, int]]:
