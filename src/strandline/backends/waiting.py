@@ -67,8 +67,8 @@ class Waiting:
         values = [changes.get(key, _ABSENT) for key in keys]
         missing = [key for key, value in zip(keys, values, strict=True) if value is _ABSENT]
         if missing:
-            found = iter(stored(missing))
-            values = [next(found) if value is _ABSENT else value for value in values]
+            stored_values = iter(stored(missing))
+            values = [next(stored_values) if value is _ABSENT else value for value in values]
         return values
 
     def scan(self, state: str, prefix: bytes, first: bytes) -> list[Entry]:
