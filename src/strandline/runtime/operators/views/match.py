@@ -115,7 +115,7 @@ class MatchRecognizing(WaitingOperator):
         codec = KeyCodec([field.type for field in self._key.fields])
         parts = [conform(key, self._key.fields[0].type)]
         keys, of_row = BatchKeys(parts, pa.array(np.zeros(len(table), np.int32)), codec).unique()
-        at = times.combine_chunks().fill_null(0).to_numpy(zero_copy_only=False)
+        at = computable(times.combine_chunks().fill_null(0).to_numpy(zero_copy_only=False))
         rows = FlaggedRows(of_row, at, np.ones(len(at), bool), self._kind.rows_of(columns))
         rows = self._sorted(rows.take(np.flatnonzero(times.is_valid())))
         of_rows = self._columns(rows)
