@@ -22,9 +22,17 @@ from strandline.keeper.paths import local_copies, local_copy
 from strandline.keeper.service import PartitionService
 from strandline.runtime.program import Program
 from strandline.runtime.task.task import EpochTimes
+from tests.runtime import bench
 from tests.runtime.bench import batch_of, program
 from tests.runtime.clients import Counter, Keeper, Nursery, eventually, restore_of, shared
 from tests.soak import BACKENDS
+
+
+@pytest.fixture
+def table_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have snapshots with table files, which those of the mode `continuous` lack."""
+    if bench.MODE == "continuous":
+        monkeypatch.setattr(bench, "MODE", "changelog")
 
 
 def fill(keeper: Keeper, keys: int, **given: Any) -> None:
@@ -198,6 +206,7 @@ def test_an_upload_that_fails_is_reported_and_the_next_one_works(nursery: Nurser
     assert nursery.objects() == {f"job/{ref.path}" for ref in done.info.files if ref.path}
 
 
+@pytest.mark.usefixtures("table_files")
 @pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
 def test_a_restore_takes_what_is_whole_of_the_local_copy_and_the_rest_from_storage(
     nursery: Nursery, backend: str
@@ -257,6 +266,7 @@ def test_a_restore_that_finds_storage_damaged_says_which_file(nursery: Nursery) 
             next_one.poll()
 
 
+@pytest.mark.usefixtures("table_files")
 def test_what_breaks_on_this_machine_alone_is_fetched_and_opened_again(
     nursery: Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +293,7 @@ def test_what_breaks_on_this_machine_alone_is_fetched_and_opened_again(
     found.partition.task.close()
 
 
+@pytest.mark.usefixtures("table_files")
 def test_a_copy_that_cannot_be_read_is_not_used_by_the_next_restore(
     nursery: Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,6 +355,7 @@ class Ringing(KeyedProcess):
         pass
 
 
+@pytest.mark.usefixtures("table_files")
 @pytest.mark.parametrize("places", [[200], [200, 200], [200, 300]])
 def test_a_block_that_is_damaged_is_met_when_timers_are_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places: list[int]
@@ -395,11 +407,11 @@ def test_a_block_that_is_damaged_is_met_when_timers_are_looked_for(
 
 
 def test_a_keeper_that_took_a_snapshot_of_a_restored_state_shares_its_files(nursery: Nursery) -> None:
-    keeper = nursery.start()
+    keeper = nursery.start(mode="incremental")
     fill(keeper, 300)
     report = keeper.checkpoint(1)
     keeper.kill()
-    next_one = nursery.start(generation=2, restore=restore_of(report, epoch=1))
+    next_one = nursery.start(mode="incremental", generation=2, restore=restore_of(report, epoch=1))
     fill(next_one, 1)
     after = next_one.checkpoint(2)
     assert after.info
