@@ -20,6 +20,7 @@ from strandline.backends.rocksdb import RocksDBBackend
 from strandline.backends.rockslive import LiveRecords
 from strandline.core.errors import UnavailableError
 
+from .conftest import restore_files
 from .test_rockslog import flip
 
 BUDGET = MemoryBudget(block_cache_bytes=2 * MIB, write_buffer_bytes=2 * MIB)
@@ -236,3 +237,45 @@ def test_only_what_the_database_may_lack_is_repeated(tmp_path: Path, log: Change
     restored = RocksDBBackend(tmp_path / "chk-last", ["a", "b"], memory=BUDGET)
     check(restored, 100)
     restored.close()
+
+
+def restored_and_clipped(root: Path, log: Changelog | Continuous | None, before: Changelog | Continuous | None) -> None:
+    """Restore what was loaded, drop one of two key groups, and be killed before the first snapshot."""
+    made = RocksDBBackend(root / "made", ["a", "b", "c"], memory=BUDGET, changelog=before)
+    made.load("a", iter([(b"\0%c%d" % (group, n), b"0" * 300) for group in range(2) for n in range(5)]))
+    files = made.changelog.append({}, root / "chk") if made.changelog else made.persist({}, root / "chk")
+    made.close()
+    restore_files(files, root / "db")
+    backend = opened(root, log)
+    backend.write({"c": [(b"\0\0early", b"")], "b": [(b"\0\0early", b"")]})
+    backend.clip(range(1))
+    backend.forget("c")
+    backend.write({"b": [(b"\0\0\1", b"")]})
+    assert backend.live is not None
+    backend.live.note(1)
+
+
+@pytest.mark.parametrize("before", [None, Changelog(), Continuous()])
+@pytest.mark.parametrize("log", LOGS)
+def test_what_was_done_before_the_first_write_survives(
+    tmp_path: Path, log: Changelog | Continuous | None, before: Changelog | Continuous | None
+) -> None:
+    """Logs have neither what is loaded nor what is clipped, and a state that is dropped takes its changes along."""
+    killed(restored_and_clipped, tmp_path, log, before)
+    for number in range(2):
+        backend = opened(tmp_path, log, resumed=1)
+        assert [key for key, _ in backend.scan("a")] == [b"\0\0%d" % n for n in range(5)]
+        assert [key for key, _ in backend.scan("b")] == [b"\0\0\1", b"\0\0early"]
+        snapshot(backend, tmp_path / f"later-{number}", 1)
+        backend.close()
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_a_scan_that_begins_late_has_what_was_written_meanwhile(
+    tmp_path: Path, log: Changelog | Continuous | None
+) -> None:
+    backend = opened(tmp_path, log)
+    scan = backend.scan("a")
+    backend.write({"a": [(b"\0\0\1", b"")]})
+    assert [key for key, _ in scan] == [b"\0\0\1"]
+    backend.close()

@@ -143,6 +143,13 @@ class LogFiles:
             for part in self.logs.pop(old).parts:
                 part.file.path.unlink(missing_ok=True)
 
+    def forget(self) -> None:
+        """Delete all files in the directory. A new log has to begin before the next write."""
+        self.close()
+        self.logs.clear()
+        self.unflushed = 0, 0
+        shutil.rmtree(self.directory, ignore_errors=True)
+
     def close(self) -> None:
         """Close the file that grows."""
         if self._file is not None:

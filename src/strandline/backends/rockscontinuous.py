@@ -124,7 +124,7 @@ class ContinuousLog(RocksDBLog):
         elif live is not None and (kept := Kept.of(live) if resumed else None) is not None:
             self._adopt(kept)
         else:
-            self._forget()
+            logs.forget()
 
     @property
     def is_long(self) -> bool:
@@ -225,16 +225,12 @@ class ContinuousLog(RocksDBLog):
     def invalidate(self) -> None:
         """Begin with a base that has all files, at the next snapshot. Before the first write."""
         self._drop_base()
-        self._forget()
+        self._logs.forget()
 
     def _drop_base(self) -> None:
         self._end_cleaning()
         self._names.clear()
         super()._drop_base()
-
-    def _forget(self) -> None:
-        self._logs.logs.clear()
-        shutil.rmtree(self._logs.directory, ignore_errors=True)
 
     def close(self) -> None:
         self._end_cleaning()

@@ -232,9 +232,10 @@ class RocksDBBackend:
 
     def scan(self, state: str, prefix: bytes = b"", first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Iterate over the entries whose key begins with `prefix`, in key order, as they are at the start."""
+        # A generator: no change is written between these two lines and the first step of the walk.
         changes = self._waiting.scan(state, prefix, first)
         stored = self._walk(state, prefix_read_options(prefix, None), max(prefix, first))
-        return merged(stored, changes) if changes else stored
+        yield from merged(stored, changes) if changes else stored
 
     def _walk(self, state: str, reading: ReadOptions, first: bytes) -> Iterator[tuple[bytes, bytes]]:
         # `reading` must live as long as the iterator, which refers to the bound in it.
@@ -310,6 +311,8 @@ class RocksDBBackend:
             path.unlink(missing_ok=True)
             number += 1
         shutil.rmtree(folder, ignore_errors=True)
+        # Again: entries may be written as they are read.
+        self._invalidate_log()
 
     def write(self, changes: Changes) -> None:
         """Apply entries in batches that hold the GIL for a few milliseconds each."""
@@ -317,9 +320,10 @@ class RocksDBBackend:
             # A kill leaves what was noted after the last write.
             self._bound_logs(self._logs)
         is_logged = self.live is not None or (self.changelog is not None and self.changelog.first_log is not None)
-        if is_logged and self._logs is not None and not self._logs.number:
+        if is_logged and self._logs is not None and not self._logs.unflushed[0]:
+            # What was done before is in no log that is there.
+            self._catch_up()
             with self._translating:
-                # What was done before the first write is in no log.
                 self._flush()
                 self._begin_flushed()
         for state, entries in changes.items():
@@ -469,6 +473,7 @@ class RocksDBBackend:
         family = self._families.pop(state, None)
         if family is not None:
             self._invalidate_log()
+            self._waiting.drop(state)
             self._drop_walks()
             del self._handles[state], self._family_options[state]
             self._numbers = {}
@@ -477,6 +482,9 @@ class RocksDBBackend:
                 self._db.drop_column_family(state)
 
     def _invalidate_log(self) -> None:
+        """Forget the log: the next write, or snapshot, flushes and begins another one."""
+        if self._logs is not None:
+            self._logs.unflushed = 0, 0
         if self.changelog is not None:
             self.changelog.invalidate()
 

@@ -141,7 +141,7 @@ class BasedLog(RocksDBLog):
     def __init__(self, directory: Path, logs: LogFiles, limits: Changelog, database: Logging) -> None:
         """Forget the log of an earlier opening: the first snapshot makes a base."""
         super().__init__(directory, logs, database)
-        shutil.rmtree(logs.directory, ignore_errors=True)
+        logs.forget()
         self._limits = limits
 
     @property
