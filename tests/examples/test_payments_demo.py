@@ -277,7 +277,7 @@ def test_buttons_say_first_what_they_will_do(chromium: Any, demo: Demo) -> None:
         assert says in page.inner_text("dialog")
         here.check(button)
         page.keyboard.press("Escape")
-        assert page.query_selector("dialog") is None
+        page.wait_for_selector("dialog", state="detached")
     page.click(".actions button:has-text('Rescale')")
     page.fill("dialog input", "9")
     page.click("dialog button.main")

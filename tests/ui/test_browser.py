@@ -169,7 +169,7 @@ def test_buttons_say_what_they_will_do_and_a_stopped_job_can_still_be_seen(chrom
     assert "Takes a checkpoint now" in here.page.inner_text("dialog")
     here.check("a dialog")
     here.page.keyboard.press("Escape")
-    assert here.page.query_selector("dialog") is None
+    here.page.wait_for_selector("dialog", state="detached")
     here.page.click("button:text-is('Rescale…')")
     assert here.page.is_disabled("dialog button.main")
     here.page.fill("dialog input", "3")

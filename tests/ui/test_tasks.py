@@ -118,7 +118,8 @@ def test_which_checkpoint_failed_and_why(here: Visit) -> None:
     # The job has restarted twice since: the checkpoint is of an earlier attempt.
     main = go(here, "Checkpoints")
     main.get_by_role("heading", name="Failures").wait_for()
-    answer = main.get_by_role("listitem").filter(has_text="had reported").inner_text()
+    # On a busy machine, a restart has failed another one.
+    answer = main.get_by_role("listitem").filter(has_text="failpoint").inner_text()
     found = re.match(r"Checkpoint (\d+) at [\d:]+, [\d]+ partitions? of 4 had reported: (.*)", answer)
     assert found is not None, answer
     why = r"checkpoint \d+ failed in operator '(score|revenue)', partition \d: upload failed: failpoint '.*' is armed"
