@@ -18,7 +18,7 @@ from strandline.backends.options import MIB, MemoryBudget
 from strandline.backends.rockscontinuous import ContinuousLog
 from strandline.backends.rocksdb import RocksDBBackend
 from strandline.backends.rockslive import LiveRecords
-from strandline.core.errors import UnavailableError
+from strandline.core.errors import CorruptionError, UnavailableError
 
 from .conftest import restore_files
 from .test_rockslog import flip
@@ -206,6 +206,20 @@ def test_a_process_that_is_killed_as_it_cleans_its_log_leaves_the_state(tmp_path
     restored = RocksDBBackend(tmp_path / "chk-8", ["a", "b"], memory=BUDGET)
     check(restored, 8)
     restored.close()
+
+
+@pytest.mark.parametrize("log", LOGS)
+@pytest.mark.parametrize("torn_bytes", [3, 500])
+def test_a_log_whose_last_batch_is_torn_is_not_gone_on_with(
+    tmp_path: Path, log: Changelog | Continuous | None, torn_bytes: int
+) -> None:
+    """As if the kill came while entries were written."""
+    killed(write_and_die, tmp_path, log, 2)
+    growing = max((tmp_path / "db-log").glob("*.growing"))
+    data = growing.read_bytes()
+    growing.write_bytes(data + data[:torn_bytes])
+    with pytest.raises(CorruptionError, match="truncated"):
+        opened(tmp_path, log, resumed=2)
 
 
 def flush_and_die(root: Path, log: Changelog | Continuous | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,25 @@ def test_entries_that_the_disk_has_lost_are_noticed_before_a_snapshot(tmp_path: 
         os.truncate(damaged, size_bytes)
     expected = CorruptionError if fault in ("zeros", "flipped") else UnavailableError
     with pytest.raises(expected, match=r"log is damaged at byte|another program changed the log|No such file"):
+        logged.append()
+    logged.backend.close()
+
+
+def test_a_snapshot_never_has_a_part_of_the_entries_that_a_full_disk_refused(tmp_path: Path) -> None:
+    """Also if there is space again."""
+    logged = Logged(tmp_path, Changelog())
+    logged.append()
+    logged.write(1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, limits[1]))
+    try:
+        for match in ("only a part of the last entries was written", "File too large"):
+            with pytest.raises(UnavailableError, match=match):
+                logged.write(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    logged.write(1)
+    with pytest.raises(UnavailableError, match="another program changed the log"):
         logged.append()
     logged.backend.close()
 

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from strandline.backends.base import Entry, LocalFile
 from strandline.backends.options import MIB
-from strandline.backends.rocksfiles import log_part_name, part_bounds
+from strandline.backends.rocksfiles import join_parts, log_part_name, part_bounds
 from strandline.backends.walformat import PIECE_BYTES, BatchReader, batch_of, checked, framed
 from strandline.core.errors import UnavailableError
 
@@ -212,12 +212,9 @@ def newest_of(logs: Iterable[Log], before: int) -> int | None:
 
 
 def put_into(database: Path, logs: Iterable[Log]) -> None:
-    """Put logs into a database that is not open, as new files: RocksDB may change them."""
+    """Put logs into a database that is not open."""
     for log in logs:
-        with (database / f"{log.number:06}.log").open("wb") as target:
-            for part in log.parts:
-                with part.file.path.open("rb") as source:
-                    shutil.copyfileobj(source, target, PIECE_BYTES)
+        join_parts(database / f"{log.number:06}.log", [part.file.path for part in log.parts])
 
 
 def pieces_of(parts: Iterable[Part], first: int = 0) -> Iterator[bytes]:

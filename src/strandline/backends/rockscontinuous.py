@@ -196,7 +196,8 @@ class ContinuousLog(RocksDBLog):
 
     def _sample(self) -> None:
         """Estimate the state's size by how much of a random part of the log still counts."""
-        parts = self._logs.parts_since(min(self._own_logs))
+        assert self.base is not None
+        parts = self._logs.parts_since(self.base.first_log)
         (part,) = self._random.choices(parts, [part.file.size_bytes for part in parts])
         _, _, start, end = part_bounds(part.file.name)
         last = max(start, end - _SAMPLED_BYTES)

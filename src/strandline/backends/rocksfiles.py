@@ -28,7 +28,7 @@ _ROCKSDB_NAME = re.compile(r"\d+\.(?:sst|blob)")
 _PERMANENT_NAME = re.compile(rf"(\d+)-[0-9a-f]{{{_TAG_DIGITS}}}(\.(?:sst|blob))")
 _PERMANENT_MANIFEST = re.compile(rf"(MANIFEST-\d+)-[0-9a-f]{{{_TAG_DIGITS}}}-\d+")
 _LOG_PART = re.compile(rf"(\d+)-([0-9a-f]{{{_TAG_DIGITS}}})-(\d+)-(\d+)\.log")
-LOG_NAME = re.compile(r"(\d+)\.log")
+_LOG_NAME = re.compile(r"(\d+)\.log")
 
 
 def permanent_kind(name: str) -> Literal["table", "manifest", "part"] | None:
@@ -49,7 +49,7 @@ def part_bounds(name: str) -> tuple[int, str, int, int]:
 def logs_in(directory: Path) -> dict[int, Path]:
     """Return RocksDB's logs in a directory, by number; none if it does not exist."""
     paths = directory.iterdir() if directory.is_dir() else ()
-    return {int(match[1]): path for path in paths if (match := LOG_NAME.fullmatch(path.name))}
+    return {int(match[1]): path for path in paths if (match := _LOG_NAME.fullmatch(path.name))}
 
 
 def check_manifest(directory: Path) -> None:
@@ -108,7 +108,9 @@ class SstFiles:
                     hint="a newer release of Strandline may have made the snapshot: restore it with that one",
                 )
         for number, of_log in parts.items():
-            _join(directory / f"{number}.log", sorted(of_log))
+            join_parts(directory / f"{number}.log", sorted(of_log))
+            for path in of_log:
+                path.unlink()
         check_manifest(directory)
 
     def _adopt(self, path: Path, name: str) -> None:
@@ -147,7 +149,7 @@ def _tagged(name: str, tag: str) -> str:
     return f"{number}-{tag}.{suffix}"
 
 
-def _join(log: Path, parts: list[Path]) -> None:
+def join_parts(log: Path, parts: list[Path]) -> None:
     """Make a log of its parts, as a new file: RocksDB may change it."""
     tags, size_bytes = set(), 0
     for path in parts:
@@ -164,7 +166,6 @@ def _join(log: Path, parts: list[Path]) -> None:
         for path in parts:
             with path.open("rb") as part:
                 shutil.copyfileobj(part, joined, PIECE_BYTES)
-            path.unlink()
 
 
 class ErrorTranslation:

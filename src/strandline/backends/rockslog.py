@@ -35,7 +35,6 @@ class RocksDBLog(ABC):
     def __init__(self, directory: Path, logs: LogFiles, database: Logging) -> None:
         """`directory` is the database's."""
         self._database = database
-        self._live = directory
         self._logs = logs
         self._translating = ErrorTranslation(directory)
         self.base: Base | None = None

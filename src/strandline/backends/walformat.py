@@ -44,9 +44,11 @@ _EDIT_LOGS = (2, 10)
 _EDIT_NUMBERS = (*_EDIT_LOGS, 3, 4, 9, _EDIT_FAMILY, _EDIT_LARGEST_FAMILY)
 """Fields of a MANIFEST's records that are one number: of logs, files and entries, and of column families."""
 _EDIT_TEXTS = (1, _EDIT_ADDS_FAMILY)
-_KEY, _VALUE = itemgetter(0), itemgetter(1)
 _EDIT_IGNORABLE = 1 << 13
 """The bit of fields that older releases of RocksDB can skip."""
+_KEY, _VALUE = itemgetter(0), itemgetter(1)
+_KEPT_NUMBERS = 1 << 14
+"""The encodings of smaller numbers are kept."""
 
 
 class _Encoded(dict[int, bytes]):
@@ -66,7 +68,6 @@ class _Encoded(dict[int, bytes]):
         return bytes(encoded)
 
 
-_KEPT_NUMBERS = 1 << 14
 _NUMBERS = _Encoded()
 
 
