@@ -222,8 +222,11 @@ def test_a_log_whose_last_batch_is_torn_is_not_gone_on_with(
         opened(tmp_path, log, resumed=2)
 
 
-def flush_and_die(root: Path, log: Changelog | Continuous | None) -> None:
+def flush_and_die(root: Path, log: Changelog | Continuous | None, is_slow: bool) -> None:
     rocksdb._UNFLUSHED_BYTES = MIB
+    if is_slow:
+        # As if RocksDB always had something to flush.
+        RocksDBBackend._total = lambda *_: 1  # type: ignore[method-assign]
     backend = opened(root, log)
     for version in range(1, 100):
         write(backend, version)
@@ -235,12 +238,16 @@ def flush_and_die(root: Path, log: Changelog | Continuous | None) -> None:
 
 
 @pytest.mark.parametrize("log", LOGS)
-def test_only_what_the_database_may_lack_is_repeated(tmp_path: Path, log: Changelog | Continuous | None) -> None:
-    killed(flush_and_die, tmp_path, log)
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_only_what_the_database_may_lack_is_repeated(
+    tmp_path: Path, log: Changelog | Continuous | None, is_slow: bool
+) -> None:
+    killed(flush_and_die, tmp_path, log, is_slow)
     first_log = int((tmp_path / "first_log").read_text())
     parts = [path for path in (tmp_path / "db-log").iterdir() if path.is_file()]
     needed = [path for path in parts if int(path.name[:6]) >= first_log]
-    assert sum(path.stat().st_size for path in needed) < 60 * MIB
+    # Twice the size from which on it flushes, and what two writes of 1.8 MB add, however slow the disk is.
+    assert sum(path.stat().st_size for path in needed) < 6 * MIB
     for path in {*parts} - {*needed}:
         path.unlink()
     backend = opened(tmp_path, log, resumed=99)

@@ -60,7 +60,8 @@ _STALL_S = 0.005
 _WAITING_SHARE = 0.75
 """Changes that RocksDB does not have yet take at most this part of the memory of its write buffers."""
 _UNFLUSHED_BYTES = 64 * MIB
-"""The size of a live database's log from which on RocksDB flushes: another process would have to repeat it."""
+"""The size of a live database's log from which on RocksDB flushes: another process would have to repeat it. A write
+waits for the flush if the log has twice that size."""
 _KEY, _VALUE = itemgetter(0), itemgetter(1)
 _LOADED_ENTRIES = 256
 _DEFAULT_FAMILY = "default"
@@ -322,10 +323,7 @@ class RocksDBBackend:
         is_logged = self.live is not None or (self.changelog is not None and self.changelog.first_log is not None)
         if is_logged and self._logs is not None and not self._logs.unflushed[0]:
             # What was done before is in no log that is there.
-            self._catch_up()
-            with self._translating:
-                self._flush()
-                self._begin_flushed()
+            self._flush_all()
         for state, entries in changes.items():
             self._family(state)
             waits = is_logged and not self._waiting.is_direct(state)
@@ -371,10 +369,13 @@ class RocksDBBackend:
             logs.drop_before(min(needed))
 
     def _flush_in_time(self, logs: LogFiles) -> None:
-        if self._flushing is not None:
+        size_bytes = logs.size_bytes(logs.unflushed[0])
+        if size_bytes > 2 * _UNFLUSHED_BYTES:
+            self._flush_all()
+        elif self._flushing is not None:
             if not self._total("rocksdb.num-immutable-mem-table"):
                 logs.unflushed, self._flushing = self._flushing, None
-        elif logs.size_bytes(logs.unflushed[0]) > _UNFLUSHED_BYTES:
+        elif size_bytes > _UNFLUSHED_BYTES:
             self._catch_up()
             with self._translating:
                 self._flushing = self.begin_log(), logs.sequence
@@ -435,6 +436,13 @@ class RocksDBBackend:
             self._fit_cache()
             self._begin_flushed()
         return sorted(filter(None, map(self._snapshot_file, list(into.iterdir()))), key=lambda file: file.name)
+
+    def _flush_all(self) -> None:
+        """Flush all that was written, and begin a new log."""
+        self._catch_up()
+        with self._translating:
+            self._flush()
+            self._begin_flushed()
 
     def _flush(self) -> None:
         for wait in (False, True):
