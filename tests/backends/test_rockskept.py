@@ -176,6 +176,9 @@ def with_a_long_log(root: Path) -> None:
     backend = lived(root, 4)
     for _ in range(100):
         if backend.live.first_log > min(backend._logs.logs) + 2:
+            # The database may have all before this, and then needs no part: what is written last is flushed later.
+            write(backend, 4)
+            backend._logs.cut()
             return
         write(backend, 4)
         take(backend, root / f"chk-{len(list(root.iterdir()))}", 4)
